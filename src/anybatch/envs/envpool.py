@@ -1,0 +1,185 @@
+"""Any EnvPool environment, stepped by EnvPool's own threads."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from anybatch.envs.base import Observation, Steps, derive_seeds
+from anybatch.envs.qt import load_qt
+from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
+from anybatch.errors import ConfigError, EnvError
+
+# Keys of EnvPool's configuration that are not the user's to set: anybatch does.
+_OURS = frozenset(
+    {"num_envs", "batch_size", "num_threads", "max_num_players", "base_path"}
+    | {"seed", "env_seed", "gym_reset_return_info"}
+)
+
+
+def import_envpool() -> Any:
+    """The envpool module; raises EnvError if it is not installed."""
+    load_qt()  # before the import: without Qt in place EnvPool gives up on Procgen for the rest of the process
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise EnvError(f"EnvPool is needed and not installed ({error}): pip install 'anybatch[procgen]'.") from error
+
+
+def task_ids() -> list[str]:
+    """All EnvPool ids, Procgen included, sorted."""
+    return sorted(import_envpool().list_all_envs())
+
+
+def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
+    """EnvPool's description of a task, without starting it.
+
+    Raises ConfigError for an unknown task and EnvError for one that EnvPool cannot describe.
+    """
+    pool = import_envpool()
+    if task_id not in pool.list_all_envs():
+        close = difflib.get_close_matches(task_id, pool.list_all_envs(), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join('envpool:' + name for name in close)}?" if close else "."
+        raise ConfigError(f"env.id is {env_id!r}, and EnvPool has no environment {task_id!r}{hint}")
+    try:
+        return pool.make_spec(task_id, **config)
+    except Exception as error:  # C++ raises what it likes
+        raise EnvError(f"EnvPool cannot make {env_id}: {error}") from error
+
+
+def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserved: frozenset[str]) -> dict[str, Any]:
+    """`options` with the types that EnvPool wants; raises ConfigError for an unknown name or a wrong type."""
+    defaults: dict[str, Any] = spec.config._asdict()
+    allowed = sorted(set(defaults) - _OURS - reserved)
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in allowed:
+            raise ConfigError(f"env.options has {name!r}, and {env_id} takes only {', '.join(allowed)}.")
+        kind = type(defaults[name])
+        if kind is bool and value in (0, 1) and not isinstance(value, str):
+            value = bool(value)
+        elif kind is float and type(value) is int:
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"env.options.{name} is {value!r}, and {env_id} takes a {kind.__name__} there.")
+        checked[name] = value
+    return checked
+
+
+class EnvPoolVectorEnv:
+    """N copies of one EnvPool task; see :class:`anybatch.envs.base.VectorEnv`.
+
+    EnvPool resets on the step after an episode's end, which would be a row without a transition. Resetting the
+    finished environments right away leaves no such row. Its state cannot be saved.
+    """
+
+    def __init__(
+        self,
+        task_id: str,
+        num_envs: int,
+        seed: int,
+        *,
+        env_id: str,
+        options: Mapping[str, Any],
+        threads: int = 0,
+        bootstrap_truncated: bool = True,
+        render_size: int | None = None,
+        rendering: bool = False,
+    ) -> None:
+        """`render_size`: frames are this many pixels in width and height; None leaves it to the environment."""
+        spec = make_spec(task_id, env_id)
+        if spec.config.max_num_players != 1:
+            raise EnvError(f"{env_id} has several players, and anybatch trains a single one.")
+        self.num_envs = num_envs
+        self.bootstrap_truncated = bootstrap_truncated
+        self._env_id = env_id
+        config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
+        if "env_seed" in spec.config._fields:
+            config["env_seed"] = derive_seeds(seed, num_envs)
+        else:  # EnvPool before 1.2 has one seed for all, and adds the index to it
+            config["seed"] = derive_seeds(seed, 1)[0]
+        if rendering:
+            config["render_mode"] = "rgb_array"
+            if render_size is not None:
+                config |= {"render_width": render_size, "render_height": render_size}
+        try:
+            self._pool: Any = import_envpool().make(task_id, env_type="gymnasium", **config)
+        except Exception as error:  # C++ raises what it likes
+            raise EnvError(f"EnvPool cannot make {env_id}: {error}") from error
+        with warnings.catch_warnings():
+            # EnvPool states float32 bounds in float64, and Gymnasium remarks on it.
+            warnings.simplefilter("ignore", UserWarning)
+            self._observations = Observations(self._pool.observation_space, env_id)
+            self._actions = Actions(self._pool.action_space, env_id)
+        self.observation_space: gymnasium.Space[Any] = self._observations.space
+        self.action_space: gymnasium.Space[Any] = self._actions.space
+        action_spec = list(self._pool.spec.action_array_spec.values())[-1]
+        # EnvPool calls a one-element vector Discrete too, and still wants the vector.
+        self._action_shape = (num_envs, *(size for size in action_spec.shape if size != -1))
+        self._ids = np.arange(num_envs, dtype=np.int32)
+        self._rendering = rendering
+        self._last: Observation | None = None
+
+    def reset(self) -> Observation:
+        """Begin an episode everywhere."""
+        observation = self._reset(self._ids)
+        self._last = observation
+        return observation
+
+    def step(self, action: np.ndarray) -> Steps:
+        """Act everywhere; finished environments are reset before this returns."""
+        native = self._actions.native(action, self.num_envs).reshape(self._action_shape)
+        raw, reward, terminated, truncated, info = self._pool.step(native)
+        self._check_order(info, self._ids)
+        # No copy: EnvPool hands every batch over in memory of its own (tests hold it to that).
+        observation = self._observations.batch(raw, self.num_envs, copy=False)
+        reward = np.asarray(reward, dtype=np.float32)
+        check_reward(reward, self._env_id)
+        self._observations.check_finite(observation)
+        final_index = np.flatnonzero(truncated & ~terminated)
+        final = take(observation, final_index) if len(final_index) else None
+        done = np.flatnonzero(terminated | truncated).astype(np.int32)
+        if len(done):
+            write(observation, done, self._reset(done))
+        self._last = observation
+        return Steps(observation, reward, terminated, truncated, final_index, final)
+
+    def save_state(self) -> None:
+        """None: EnvPool keeps its state to itself."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Raises EnvError: there is no state to load."""
+        raise EnvError(f"The state of {self._env_id} cannot be restored: EnvPool does not support it.")
+
+    def render(self) -> np.ndarray:
+        """EnvPool's frame of environment 0, or its image observation where EnvPool draws none."""
+        if self._rendering:
+            try:
+                return np.array(self._pool.render(env_ids=[0])[0])
+            except RuntimeError:  # "render not implemented for this environment"
+                self._rendering = False
+        return picture(self._last, self._env_id)
+
+    def close(self) -> None:
+        """Stop EnvPool's threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None  # EnvPool ends its threads when it is collected
+
+    def _reset(self, ids: np.ndarray) -> Observation:
+        raw, info = self._pool.reset(ids)
+        self._check_order(info, ids)
+        observation = self._observations.batch(raw, len(ids), copy=False)
+        self._observations.check_finite(observation, ids)
+        return observation
+
+    def _check_order(self, info: dict[str, Any], expected: np.ndarray) -> None:
+        # True of EnvPool's synchronous mode; rows credited to the wrong environment would train in silence.
+        if not np.array_equal(info["env_id"], expected):
+            raise EnvError(f"EnvPool returned the rows of {self._env_id} out of order.")

@@ -1,0 +1,109 @@
+"""Minibatches of whole trajectories, or of equal pieces of them when there are too few environments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anybatch.errors import ConfigError
+from anybatch.observations import Observation, map_observation
+
+
+@dataclass(frozen=True)
+class Batch:
+    """An iteration's data, ready to be optimised on; every tensor is (N, T, ...)."""
+
+    observation: Observation
+    action: Tensor
+    behavior_logp: Tensor
+    """log-probabilities of the actions under the weights that sampled them."""
+    behavior_params: Tensor
+    """(N, T, P) raw distribution parameters of the weights that sampled."""
+    advantage: Tensor
+    """Advantages, normalised if the configuration says so."""
+    value: Tensor
+    """V(s_t) of the weights that sampled."""
+    value_target: Tensor
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """Some samples of a :class:`Batch`, flattened to (B, ...)."""
+
+    observation: Observation
+    action: Tensor
+    behavior_logp: Tensor
+    behavior_params: Tensor
+    advantage: Tensor
+    value: Tensor
+    value_target: Tensor
+
+    def __len__(self) -> int:
+        """Number of samples B."""
+        return len(self.advantage)
+
+    def pieces(self, most: int) -> Iterator[Minibatch]:
+        """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
+        count = math.ceil(len(self) / most)
+        if count == 1:
+            yield self
+            return
+        edges = [round(i * len(self) / count) for i in range(count + 1)]
+        for start, stop in zip(edges, edges[1:], strict=False):
+            yield self._map(lambda tensor, a=start, b=stop: tensor[a:b])
+
+    def _map(self, function) -> Minibatch:  # type: ignore[no-untyped-def]
+        return Minibatch(
+            map_observation(function, self.observation),
+            *(function(getattr(self, name)) for name in _TENSORS),
+        )
+
+
+_TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value", "value_target")
+
+
+def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
+    """Pieces that each trajectory is cut into: the fewest that can be dealt out evenly.
+
+    1 (whole trajectories) where ``minibatches`` divides ``num_envs``; 8 pieces of 32 steps for 1 environment, 256
+    steps and 8 minibatches.
+
+    Raises:
+        ConfigError: the pieces would not have equal length.
+    """
+    chunks = minibatches // math.gcd(num_envs, minibatches)
+    if steps % chunks:
+        raise ConfigError(
+            f"optimizer.minibatches {minibatches} cannot share out {num_envs} environments of {steps} steps evenly: each "
+            f"trajectory would be cut into {chunks} pieces, which does not divide rollout.steps; choose minibatches that "
+            f"divide env.num_envs, or rollout.steps that is a multiple of {chunks}"
+        )
+    return chunks
+
+
+def shuffled(batch: Batch, minibatches: int, generator: torch.Generator) -> Iterator[Minibatch]:
+    """Deal all samples of a batch out to equal minibatches, each sample exactly once, in random order.
+
+    Args:
+        batch: (N, T, ...) data.
+        minibatches: their number M; N*T/M samples each.
+        generator: CPU generator of the random order.
+
+    Yields:
+        M minibatches.
+    """
+    num_envs, steps = batch.advantage.shape
+    chunks = time_chunks(num_envs, steps, minibatches)
+    order = torch.randperm(num_envs * chunks, generator=generator)
+    for chosen in order.chunk(minibatches):  # equal by construction: minibatches divides num_envs * chunks
+        index = chosen.to(batch.advantage.device)
+
+        def take(tensor: Tensor, index: Tensor = index) -> Tensor:
+            pieces = tensor.view(num_envs * chunks, steps // chunks, *tensor.shape[2:])
+            return pieces[index].flatten(0, 1)
+
+        yield Minibatch(map_observation(take, batch.observation), *(take(getattr(batch, name)) for name in _TENSORS))

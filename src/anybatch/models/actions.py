@@ -1,0 +1,92 @@
+"""From a Gymnasium action space to a distribution, and from sampled actions to what the environment takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from anybatch.errors import EnvError
+from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussian, Distribution, MultiCategorical
+
+_UNBOUNDED = 1e30  # spaces that mean "no bound" often write the largest float instead of infinity
+
+
+class ActionSpec:
+    """What a policy has to produce for an action space.
+
+    For a Box the policy's Gaussian lives in normalised units: where both bounds are finite, [-1, 1] maps affinely onto
+    [low, high], and the environment gets the mapped action clipped to the bounds. Stored actions, log-probabilities,
+    entropies and KL divergences are those of the unclipped normalised action. The map's constant Jacobian cancels in
+    every ratio of two policies, and clipping is then part of the environment. Dimensions without both bounds pass
+    through in the environment's units.
+
+    Raises EnvError for a space other than Discrete, MultiDiscrete, MultiBinary or a Box of floats.
+    """
+
+    space: gym.Space[Any]
+    """The space that this was made from."""
+    num_params: int
+    """Raw network outputs P per action."""
+    shape: tuple[int, ...]
+    """Shape of one action as the policy produces and stores it."""
+    dtype: torch.dtype
+    """Its dtype: int64, or float32 for a Box."""
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = space
+        self._sizes: tuple[int, ...] = ()
+        self.dtype = torch.int64
+        if isinstance(space, gym.spaces.Discrete):
+            self.shape, self.num_params = (), int(space.n)
+        elif isinstance(space, gym.spaces.MultiDiscrete):
+            self._sizes = tuple(int(size) for size in space.nvec.reshape(-1))
+            self.shape, self.num_params = (len(self._sizes),), sum(self._sizes)
+        elif isinstance(space, gym.spaces.MultiBinary):
+            bits = int(np.prod(space.shape))
+            self.shape, self.num_params = (bits,), bits
+        elif isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+            self.shape, self.dtype = tuple(space.shape), torch.float32
+            self.num_params = 2 * int(np.prod(space.shape))
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            low[low < -_UNBOUNDED], high[high > _UNBOUNDED] = -np.inf, np.inf
+            bounded = np.isfinite(low) & np.isfinite(high)
+            self._low, self._high = low, high
+            self._scale = np.where(bounded, np.where(bounded, high, 1.0) - np.where(bounded, low, -1.0), 2.0) / 2
+            self._center = np.where(bounded, low, -1.0) + self._scale
+        else:
+            raise EnvError(
+                f"Action space {space} is not supported; supported are Discrete, MultiDiscrete, MultiBinary "
+                "and Box with a float dtype."
+            )
+
+    @property
+    def continuous(self) -> bool:
+        """Whether the policy is a Gaussian, whose log standard deviations are parameters of the head."""
+        return isinstance(self.space, gym.spaces.Box)
+
+    def distribution(self, params: Tensor) -> Distribution:
+        """The distribution with raw network outputs `params` (..., P)."""
+        if isinstance(self.space, gym.spaces.Discrete):
+            return Categorical(params)
+        if isinstance(self.space, gym.spaces.MultiDiscrete):
+            return MultiCategorical(params, self._sizes)
+        if isinstance(self.space, gym.spaces.MultiBinary):
+            return Bernoulli(params)
+        return DiagonalGaussian(params, self.shape)
+
+    def to_env(self, action: Tensor) -> npt.NDArray[Any]:
+        """Actions (..., *shape) as the environment takes them: (..., *space.shape) in the space's dtype."""
+        array = action.detach().cpu().numpy()
+        if isinstance(self.space, gym.spaces.Box):
+            # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
+            scaled = (array * self._scale + self._center).astype(self.space.dtype)
+            return np.asarray(np.minimum(np.maximum(scaled, self.space.low), self.space.high))
+        array = array.reshape(array.shape[: array.ndim - len(self.shape)] + tuple(self.space.shape or ()))
+        if isinstance(self.space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            array = array + self.space.start
+        return np.asarray(array, dtype=self.space.dtype)

@@ -1,0 +1,186 @@
+"""The policy and value networks, sharing an encoder or not."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from anybatch.config import ModelConfig
+from anybatch.errors import ConfigError
+from anybatch.models.actions import ActionSpec
+from anybatch.models.distributions import Distribution
+from anybatch.models.encoder import build_encoder
+from anybatch.models.layers import normalized_linear
+from anybatch.models.precision import encode
+from anybatch.observations import Observation
+
+
+class GaussianHead(nn.Module):
+    """Means that depend on the features, and log standard deviations that do not: features (B, F) to (B, 2d).
+
+    Standard deviations start at 1 in normalised units, half the range of a bounded action.
+    """
+
+    def __init__(self, in_features: int, dimensions: int) -> None:
+        super().__init__()
+        self.mean = normalized_linear(in_features, dimensions)
+        self.log_std = nn.Parameter(torch.zeros(dimensions))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Means, then log standard deviations, (B, 2d)."""
+        mean: Tensor = self.mean(features)
+        return torch.cat((mean, self.log_std.expand_as(mean)), dim=-1)
+
+
+class Policy(nn.Module):
+    """An encoder and a float32 head: observations (B, ...) to raw distribution parameters (B, P).
+
+    Complete in itself, so that copy.deepcopy of it is the copy that the proximal EWMA needs (the paper needs one of
+    the policy network alone).
+    """
+
+    def __init__(
+        self, encoder: nn.Module, action_spec: ActionSpec, precision: Literal["fp32", "bf16"] = "fp32"
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.action_spec = action_spec
+        self.precision: Literal["fp32", "bf16"] = precision
+        features = int(getattr(encoder, "out_features"))  # noqa: B009
+        self.head: nn.Module = (
+            GaussianHead(features, action_spec.num_params // 2)
+            if action_spec.continuous
+            else normalized_linear(features, action_spec.num_params)
+        )
+
+    def features(self, observation: Observation) -> Tensor:
+        """The encoder's output (B, F), float32."""
+        return encode(self.encoder, observation, self.precision)
+
+    def forward(self, observation: Observation) -> Tensor:
+        """Raw distribution parameters (B, P), float32."""
+        params: Tensor = self.head(self.features(observation))
+        return params
+
+    def distribution(self, observation: Observation) -> Distribution:
+        """The action distribution for each observation."""
+        return self.action_spec.distribution(self(observation))
+
+
+class Agent(nn.Module):
+    """Policy and value function; see :func:`build_agent` for the architectures.
+
+    `policy` is a module of its own. Where `auxiliary_head` is set there is a second value head on the policy's encoder,
+    `auxiliary_value`, which PPG trains in the auxiliary phase alone.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        value_encoder: nn.Module | None,
+        *,
+        detach: bool = False,
+        auxiliary_head: bool = False,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.value_encoder = value_encoder
+        self.detach = detach
+        policy_features = int(getattr(policy.encoder, "out_features"))  # noqa: B009
+        value_features = int(getattr(value_encoder or policy.encoder, "out_features"))  # noqa: B009
+        self.value_head = normalized_linear(value_features, 1)
+        self.auxiliary_value = normalized_linear(policy_features, 1) if auxiliary_head else None
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        """What the policy's outputs mean."""
+        return self.policy.action_spec
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Raw distribution parameters (B, P) and values (B,), float32; a shared encoder runs once.
+
+        Under `detach` the gradient of the values stops at the encoder.
+        """
+        features = self.policy.features(observation)
+        return self.policy.head(features), self._value(observation, features.detach() if self.detach else features)
+
+    def value(self, observation: Observation) -> Tensor:
+        """Values (B,) alone, with the same gradients as in :meth:`forward`."""
+        if self.value_encoder is not None:
+            return self._value(observation, None)
+        if self.detach:
+            with torch.no_grad():
+                features = self.policy.features(observation)
+        else:
+            features = self.policy.features(observation)
+        return self._value(observation, features)
+
+    def all_heads(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw parameters (B, P), values (B,) and auxiliary values (B,) for PPG's auxiliary phase.
+
+        Here the values' gradient reaches the encoder under `detach` as well. Raises ConfigError if the agent was built
+        without an auxiliary head.
+        """
+        if self.auxiliary_value is None:
+            raise ConfigError("The auxiliary phase needs an agent with an auxiliary value head (aux.enabled true).")
+        features = self.policy.features(observation)
+        return (
+            self.policy.head(features),
+            self._value(observation, features),
+            self.auxiliary_value(features).squeeze(-1),
+        )
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What the policy objective trains: encoder and policy head."""
+        return list(self.policy.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What the value loss trains in the policy phase.
+
+        dual: the value encoder and head; detach: the head; both share nothing with :meth:`policy_parameters`. shared:
+        the head and the shared encoder, which is among the policy's as well. The auxiliary head is in neither.
+        """
+        if self.value_encoder is not None:
+            return [*self.value_encoder.parameters(), *self.value_head.parameters()]
+        if self.detach:
+            return list(self.value_head.parameters())
+        return [*self.policy.encoder.parameters(), *self.value_head.parameters()]
+
+    def _value(self, observation: Observation, features: Tensor | None) -> Tensor:
+        """Values (B,), from the value encoder if there is one, else from `features` (B, F)."""
+        if self.value_encoder is not None or features is None:
+            assert self.value_encoder is not None
+            features = encode(self.value_encoder, observation, self.policy.precision)
+        value: Tensor = self.value_head(features)
+        return value.squeeze(-1)
+
+
+def build_agent(
+    config: ModelConfig,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    *,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    auxiliary_head: bool = False,
+    seed: int = 0,
+) -> Agent:
+    """The networks that `config` describes, on the CPU; equal arguments give equal weights.
+
+    `shared`: one encoder with a policy and a value head. `dual`: an encoder for each. `detach`: as shared, but in the
+    policy phase the value's gradient stops at the encoder. `precision` is what :func:`resolve_precision` gave. The
+    global random state stays as it was.
+
+    Raises ConfigError for an encoder or option that does not fit, EnvError for a space that is not supported.
+    """
+    if config.architecture not in ("shared", "dual", "detach"):
+        raise ConfigError(f"model.architecture is {config.architecture!r}, but must be shared, dual or detach.")
+    action_spec = ActionSpec(action_space)
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
+        torch.default_generator.manual_seed(seed)
+        policy = Policy(build_encoder(config, observation_space), action_spec, precision)
+        value_encoder = build_encoder(config, observation_space) if config.architecture == "dual" else None
+        return Agent(policy, value_encoder, detach=config.architecture == "detach", auxiliary_head=auxiliary_head)

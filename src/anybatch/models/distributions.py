@@ -1,0 +1,238 @@
+"""Action distributions over the raw float32 outputs of a policy head.
+
+All of them accept any leading axes, written (...): (B,), (N, T), or (R, B) for R stacked runs. `log_prob`, `entropy`
+and `kl` are differentiable and run inside torch.func.vmap and grad: no branch depends on data. KL divergences are
+written as sums of terms that are non-negative, not as a difference of large ones, so that they stay accurate for the
+nearly equal policies that a policy update compares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+RandomSource: TypeAlias = torch.Generator | Sequence[torch.Generator] | None
+"""A generator, one for each index of the first axis (R stacked runs draw what R single ones would), or torch's own."""
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_BELOW_ONE = 1.0 - 2.0**-20
+
+
+class Distribution(Protocol):
+    """What every action distribution offers; (...) are the leading axes of `params`."""
+
+    @property
+    def params(self) -> Tensor:
+        """The raw network output (..., P); storing it is enough to rebuild the distribution."""
+        ...
+
+    def sample(self, generator: RandomSource = None) -> Tensor:
+        """Draw one action for each leading index, (..., *action shape); carries no gradient."""
+        ...
+
+    def mode(self) -> Tensor:
+        """The most likely action, (..., *action shape)."""
+        ...
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Log-probability, or log-density of a continuous action, in nats: (...)."""
+        ...
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats: (...)."""
+        ...
+
+    def kl(self, other: Self) -> Tensor:
+        """Exact KL[self, other] in nats, at least 0: (...)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Categorical:
+    """One of n choices; `params` are logits (..., n), actions int64 (...)."""
+
+    params: Tensor
+    log_probs: Tensor = field(init=False, repr=False)
+    """Normalised log-probabilities (..., n); finite for finite logits."""
+
+    def __post_init__(self) -> None:
+        # Computed once here, so that whether they carry a gradient depends on where the distribution was made alone.
+        object.__setattr__(self, "log_probs", functional.log_softmax(self.params, dim=-1))
+
+    @torch.no_grad()
+    def sample(self, generator: RandomSource = None) -> Tensor:
+        """Draw actions (...) by inverting the cumulative distribution.
+
+        Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
+        """
+        cumulative = self.log_probs.exp().cumsum(-1)
+        threshold = _uniform(cumulative[..., -1:], generator).mul_(cumulative[..., -1:])
+        return (cumulative[..., :-1] <= threshold).sum(-1)
+
+    def mode(self) -> Tensor:
+        """The most likely choice (...)."""
+        return self.params.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Log-probability (...) of choices (...)."""
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        """Entropy (...) in nats, from 0 to log n."""
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        """KL[self, other] (...)."""
+        return _kl_terms(self.log_probs, other.log_probs).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class MultiCategorical:
+    """k independent choices of `sizes` options; `params` are their logits side by side, actions int64 (..., k)."""
+
+    params: Tensor
+    sizes: tuple[int, ...]
+    parts: tuple[Categorical, ...] = field(init=False, repr=False)
+    """The k distributions."""
+
+    def __post_init__(self) -> None:
+        logits = torch.split(self.params, list(self.sizes), dim=-1)
+        object.__setattr__(self, "parts", tuple(Categorical(part) for part in logits))
+
+    def sample(self, generator: RandomSource = None) -> Tensor:
+        """Draw actions (..., k)."""
+        return torch.stack([part.sample(generator) for part in self.parts], dim=-1)
+
+    def mode(self) -> Tensor:
+        """The most likely choices (..., k)."""
+        return torch.stack([part.mode() for part in self.parts], dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Joint log-probability (...) of choices (..., k)."""
+        choices = zip(self.parts, action.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(choice) for part, choice in choices]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """Joint entropy (...)."""
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        """Joint KL[self, other] (...)."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
+
+
+@dataclass(frozen=True, eq=False)
+class Bernoulli:
+    """k independent bits; `params` are the log-odds of 1 (..., k), actions int64 0 or 1 (..., k)."""
+
+    params: Tensor
+
+    @torch.no_grad()
+    def sample(self, generator: RandomSource = None) -> Tensor:
+        """Draw actions (..., k)."""
+        return (_uniform(self.params, generator) < self.params.sigmoid()).long()
+
+    def mode(self) -> Tensor:
+        """The more likely value of each bit (..., k)."""
+        return (self.params > 0).long()
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Joint log-probability (...) of bits (..., k)."""
+        sign = 2 * action.to(self.params.dtype) - 1
+        return functional.logsigmoid(sign * self.params).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Joint entropy (...) in nats."""
+        log_probs = self._log_probs()
+        return -(log_probs.exp() * log_probs).sum((-2, -1))
+
+    def kl(self, other: Bernoulli) -> Tensor:
+        """Joint KL[self, other] (...)."""
+        return _kl_terms(self._log_probs(), other._log_probs()).sum((-2, -1))
+
+    def _log_probs(self) -> Tensor:
+        """Log-probabilities of 0 and 1, (..., k, 2)."""
+        return functional.logsigmoid(torch.stack((-self.params, self.params), dim=-1))
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalGaussian:
+    """Independent normals; `params` are d means, then d log standard deviations (..., 2d), actions (..., *shape).
+
+    Actions are in normalised units, and unbounded: :meth:`ActionSpec.to_env` maps them onto the environment's range.
+    """
+
+    params: Tensor
+    shape: tuple[int, ...]
+
+    @torch.no_grad()
+    def sample(self, generator: RandomSource = None) -> Tensor:
+        """Draw actions (..., *shape)."""
+        mean, log_std = self.params.chunk(2, dim=-1)
+        noise = torch.empty_like(mean, memory_format=torch.contiguous_format)
+        for part, source in _sources(noise, generator):
+            part.normal_(generator=source)
+        return self._unflatten(noise.mul_(log_std.exp()).add_(mean))
+
+    def mode(self) -> Tensor:
+        """The means (..., *shape)."""
+        return self._unflatten(self.params.chunk(2, dim=-1)[0])
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Log-density (...) of actions (..., *shape), in normalised units."""
+        mean, log_std = self.params.chunk(2, dim=-1)
+        leading = action.shape[: action.dim() - len(self.shape)]
+        deviation = (action.reshape(*leading, mean.shape[-1]) - mean) * (-log_std).exp()
+        return -(0.5 * deviation.square() + log_std + _HALF_LOG_TWO_PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Differential entropy (...) in nats, in normalised units; negative for narrow distributions."""
+        return (self.params.chunk(2, dim=-1)[1] + (0.5 + _HALF_LOG_TWO_PI)).sum(-1)
+
+    def kl(self, other: DiagonalGaussian) -> Tensor:
+        """KL[self, other] (...)."""
+        mean, log_std = self.params.chunk(2, dim=-1)
+        other_mean, other_log_std = other.params.chunk(2, dim=-1)
+        log_variance_ratio = 2 * (log_std - other_log_std)
+        # Both terms are at least 0; expm1(x) - x can round below it.
+        spread = (log_variance_ratio.expm1() - log_variance_ratio).clamp(min=0)
+        shift = ((mean - other_mean) * (-other_log_std).exp()).square()
+        return 0.5 * (spread + shift).sum(-1)
+
+    def _unflatten(self, flat: Tensor) -> Tensor:
+        return flat.reshape(*flat.shape[:-1], *self.shape)
+
+
+def _kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Terms p (q/p - 1 - log(q/p)) >= 0, whose sum over the choices is KL[p, q] since p and q both sum to 1.
+
+    Accurate for p near q, where sum p log(p/q) would cancel to rounding noise. Where q/p is large, and would overflow,
+    the same term is written q - p - p log(q/p).
+    """
+    p, log_ratio = log_p.exp(), log_q - log_p
+    near_ratio = log_ratio.clamp(max=1.0)
+    near = p * (near_ratio.expm1() - near_ratio)
+    far = log_q.exp() - p - p * log_ratio
+    return torch.where(log_ratio < 1.0, near, far).clamp(min=0)  # against rounding in the last digit
+
+
+def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch.Generator | None]]:
+    """Which generator fills which part of `noise`."""
+    if isinstance(generator, Sequence):
+        return list(zip(noise.unbind(0), generator, strict=True))
+    return [(noise, generator)]
+
+
+def _uniform(like: Tensor, generator: RandomSource) -> Tensor:
+    """Uniform numbers in [0, 1 - 2^-20), shaped like `like`."""
+    noise = torch.empty_like(like, memory_format=torch.contiguous_format)
+    for part, source in _sources(noise, generator):
+        part.uniform_(0.0, _BELOW_ONE, generator=source)
+    return noise

@@ -1,0 +1,121 @@
+"""Choosing and building the encoder: the network from observations to features."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from anybatch.config import ModelConfig, Scalar
+from anybatch.errors import ConfigError
+from anybatch.models.images import image_layout
+from anybatch.models.impala import ImpalaEncoder
+from anybatch.models.mlp import MlpEncoder
+from anybatch.models.nature import NatureEncoder
+from anybatch.models.precision import as_float32, full_precision
+
+_BUILT_IN: dict[str, type[nn.Module]] = {"impala": ImpalaEncoder, "nature": NatureEncoder, "mlp": MlpEncoder}
+
+
+class DictEncoder(nn.Module):
+    """One encoder for each key of a dictionary observation; their features side by side, in the keys' order."""
+
+    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._keys = tuple(encoders)
+        # A list, since a ModuleDict refuses keys such as "a.b" that observations may have.
+        self.encoders = nn.ModuleList(encoders.values())
+        self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
+        self.low_precision = any(getattr(encoder, "low_precision", False) for encoder in encoders.values())
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        """Features (B, F) of observations {key: (B, ...)}."""
+        parts = []
+        for key, encoder in zip(self._keys, self.encoders, strict=True):
+            if getattr(encoder, "low_precision", False):
+                parts.append(as_float32(encoder(observation[key])))
+            else:
+                with full_precision(observation[key]):
+                    parts.append(encoder(observation[key]))
+        return torch.cat(parts, dim=-1)
+
+
+def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.Module:
+    """The encoder that `config` names: a module from observations (B, ...) to (B, out_features).
+
+    `auto` is impala for images and mlp for the rest. A Dict observation gets an encoder for each key (mlp for those
+    that are not images), and each option goes to those that take it. "import.path:Class" is built as
+    Class(observation_space, **options); it must have an integer `out_features`, and may set `low_precision` (default:
+    whether the observations are images) to say whether bfloat16 autocast is welcome.
+
+    Raises ConfigError, naming model.encoder or the option, for a name, path or option that does not exist or does not
+    fit; EnvError for an observation space that is not supported.
+    """
+    if ":" in config.encoder:
+        return _build_custom(config.encoder, observation_space, config.options)
+    if config.encoder != "auto" and config.encoder not in _BUILT_IN:
+        raise ConfigError(
+            f"model.encoder is {config.encoder!r}, but must be auto, {', '.join(_BUILT_IN)} or import.path:Class."
+        )
+    if not isinstance(observation_space, gym.spaces.Dict):
+        encoder_class = _choose(config.encoder, observation_space, inside_dict=False)
+        _check_options(config.options, _arguments(encoder_class))
+        return encoder_class(observation_space, **config.options)
+    chosen = {key: _choose(config.encoder, space, inside_dict=True) for key, space in observation_space.items()}
+    if not chosen:
+        raise ConfigError("model.encoder cannot be built: the observation space is an empty Dict.")
+    _check_options(config.options, {name for encoder_class in chosen.values() for name in _arguments(encoder_class)})
+    return DictEncoder(
+        {
+            key: chosen[key](space, **{k: v for k, v in config.options.items() if k in _arguments(chosen[key])})
+            for key, space in observation_space.items()
+        }
+    )
+
+
+def _choose(name: str, space: gym.Space[Any], *, inside_dict: bool) -> type[nn.Module]:
+    is_image = image_layout(space) is not None
+    if name == "auto":
+        return ImpalaEncoder if is_image else MlpEncoder
+    return MlpEncoder if inside_dict and not is_image else _BUILT_IN[name]
+
+
+def _arguments(encoder_class: type[nn.Module]) -> set[str]:
+    return set(inspect.signature(encoder_class).parameters) - {"observation_space"}
+
+
+def _check_options(options: Mapping[str, Scalar], allowed: set[str]) -> None:
+    for name in options:
+        if name not in allowed:
+            known = f"it takes {', '.join(sorted(allowed))}" if allowed else "it takes none"
+            raise ConfigError(f"model.options has {name!r}, which the encoder does not take; {known}.")
+
+
+def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping[str, Scalar]) -> nn.Module:
+    module_name, _, class_name = path.partition(":")
+    try:
+        encoder_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"model.encoder is {path!r}, which cannot be imported: {error}.") from error
+    if not (isinstance(encoder_class, type) and issubclass(encoder_class, nn.Module)):
+        raise ConfigError(f"model.encoder is {path!r}, which is not a subclass of torch.nn.Module.")
+    parameters = list(inspect.signature(encoder_class).parameters.values())
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        _check_options(options, {parameter.name for parameter in parameters[1:]})
+    try:
+        inspect.signature(encoder_class).bind(observation_space, **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"model.encoder is {path!r}, which cannot be built from the observation space and model.options: {error}."
+        ) from error
+    encoder: nn.Module = encoder_class(observation_space, **options)
+    if not isinstance(getattr(encoder, "out_features", None), int):
+        raise ConfigError(f"model.encoder is {path!r}, which lacks the integer attribute out_features.")
+    if not hasattr(encoder, "low_precision"):
+        encoder.low_precision = image_layout(observation_space) is not None  # type: ignore[assignment]
+    return encoder

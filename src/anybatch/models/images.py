@@ -1,0 +1,59 @@
+"""Which observations are images, and how they become the float NCHW tensors that convolutions take."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybatch.errors import ConfigError
+
+Layout: TypeAlias = Literal["HWC", "CHW", "HW"]
+_CHANNELS = (1, 3, 4)
+
+
+def image_layout(space: gym.Space[Any]) -> Layout | None:
+    """How an observation space lays out its images; None if it holds no images.
+
+    A three-dimensional Box is an image: the last axis holds the channels if it has length 1, 3 or 4, else the first if
+    it has, else the shorter of the two. A two-dimensional uint8 Box is a grey image. Nothing else is an image.
+    """
+    if not isinstance(space, gym.spaces.Box):
+        return None
+    if len(space.shape) == 2:
+        return "HW" if space.dtype == np.uint8 else None
+    if len(space.shape) != 3:
+        return None
+    first, last = space.shape[0], space.shape[-1]
+    if last in _CHANNELS or (first not in _CHANNELS and last <= first):
+        return "HWC"
+    return "CHW"
+
+
+def image_shape(encoder: str, space: gym.Space[Any]) -> tuple[Layout, int, int, int]:
+    """Layout, channels, height and width of `space`'s images; ConfigError, naming `encoder`, if it has none."""
+    layout = image_layout(space)
+    if layout is None or space.shape is None:
+        raise ConfigError(
+            f"model.encoder is {encoder}, which needs images, but the observation space is {space}; use mlp or auto."
+        )
+    if layout == "HW":
+        return layout, 1, space.shape[0], space.shape[1]
+    if layout == "HWC":
+        return layout, space.shape[2], space.shape[0], space.shape[1]
+    return layout, space.shape[0], space.shape[1], space.shape[2]
+
+
+def to_nchw(images: Tensor, layout: Layout) -> Tensor:
+    """Float32 images (B, C, H, W) from images (B, *layout); uint8 is divided by 255.
+
+    Images that come as HWC are not copied, only seen differently: that is PyTorch's channels_last memory format.
+    """
+    if layout == "HWC":
+        images = images.permute(0, 3, 1, 2)
+    elif layout == "HW":
+        images = images.unsqueeze(1)
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()

@@ -1,0 +1,74 @@
+"""The IMPALA convolutional network, the encoder of all the paper's Procgen experiments."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from anybatch.models.images import image_shape, to_nchw
+from anybatch.models.layers import normalized_conv, normalized_linear, positive_integer
+
+_STACK_CHANNELS = (16, 32, 32)
+_BLOCKS = 2
+_DENSE_NORM = 1.4
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, channels: int, norm: float) -> None:
+        super().__init__()
+        self.first = normalized_conv(channels, channels, norm)
+        self.second = normalized_conv(channels, channels, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.second(functional.relu(self.first(functional.relu(x))))
+        return x + inner
+
+
+class _Stack(nn.Module):
+    def __init__(self, in_channels: int, out_channels: int, residual_norm: float) -> None:
+        super().__init__()
+        self.conv = normalized_conv(in_channels, out_channels, norm=1.0)
+        self.blocks = nn.Sequential(*[_ResidualBlock(out_channels, residual_norm) for _ in range(_BLOCKS)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = functional.max_pool2d(self.conv(x), kernel_size=3, stride=2, padding=1)
+        features: Tensor = self.blocks(pooled)
+        return features
+
+
+class ImpalaEncoder(nn.Module):
+    """Three stacks of a convolution, a max-pool and two residual blocks, then a dense layer: images to (B, F).
+
+    `width` multiplies the channels 16, 32, 32; `out_features` is the size F of the dense layer. Weights start with a
+    fixed norm per output unit (first convolution of a stack 1, residual convolutions sqrt(1/sqrt(stacks)/sqrt(blocks)),
+    dense 1.4), biases at 0, as in the published code. Images are HWC, CHW or HW, as the observation space has them;
+    uint8 is divided by 255.
+
+    Raises ConfigError if the observation space holds no images.
+    """
+
+    low_precision = True
+    """May run in bfloat16."""
+
+    def __init__(self, observation_space: gym.Space[Any], *, width: int = 1, out_features: int = 256) -> None:
+        super().__init__()
+        width, self.out_features = positive_integer("width", width), positive_integer("out_features", out_features)
+        self._layout, channels, height, width_px = image_shape("impala", observation_space)
+        residual_norm = math.sqrt(1 / math.sqrt(len(_STACK_CHANNELS)) / math.sqrt(_BLOCKS))
+        stacks = []
+        for stack_channels in _STACK_CHANNELS:
+            stacks.append(_Stack(channels, width * stack_channels, residual_norm))
+            channels, height, width_px = width * stack_channels, (height + 1) // 2, (width_px + 1) // 2
+        self.stacks = nn.Sequential(*stacks)
+        self.dense = normalized_linear(channels * height * width_px, self.out_features, _DENSE_NORM)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (B, F), at least 0, of images (B, ...)."""
+        features = functional.relu(self.stacks(to_nchw(images, self._layout)))
+        return functional.relu(self.dense(features.flatten(1)))

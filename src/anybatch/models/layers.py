@@ -1,0 +1,44 @@
+"""Initialisation and arguments shared by the networks."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from anybatch.errors import ConfigError
+
+HEAD_NORM = 0.1
+"""Weight norm per output unit of the policy and value heads."""
+
+
+@torch.no_grad()
+def rescale_(layer: nn.Conv2d | nn.Linear, norm: float) -> None:
+    """Rescale the weight in place so that each output unit's weights have Euclidean norm `norm`; zero the bias.
+
+    The directions stay as they were drawn. This is the initialisation of the published code.
+    """
+    weight = layer.weight.flatten(1)
+    layer.weight.mul_((norm / weight.norm(dim=1)).reshape(-1, *[1] * (layer.weight.dim() - 1)))
+    if layer.bias is not None:
+        layer.bias.zero_()
+
+
+def normalized_linear(in_features: int, out_features: int, norm: float = HEAD_NORM) -> nn.Linear:
+    """A dense layer initialised by :func:`rescale_`."""
+    layer = nn.Linear(in_features, out_features)
+    rescale_(layer, norm)
+    return layer
+
+
+def normalized_conv(in_channels: int, out_channels: int, norm: float) -> nn.Conv2d:
+    """A 3x3 convolution that keeps height and width, initialised by :func:`rescale_`."""
+    layer = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+    rescale_(layer, norm)
+    return layer
+
+
+def positive_integer(name: str, value: object) -> int:
+    """`value` if it is an integer of at least 1; ConfigError, naming the model option, otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"model.options {name} is {value!r}, but must be an integer of at least 1.")
+    return value

@@ -1,0 +1,73 @@
+"""A small dense network for observations that are not images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anybatch.errors import EnvError
+from anybatch.models.layers import positive_integer
+
+
+class MlpEncoder(nn.Module):
+    """`depth` dense tanh layers of `width` units: observations to (B, width). Orthogonal initialisation, gain sqrt(2).
+
+    A Box is flattened and cast to float32 (uint8 also divided by its largest bound), a Discrete or MultiDiscrete
+    becomes one-hot, a MultiBinary zeros and ones.
+
+    Raises EnvError for any other observation space.
+    """
+
+    low_precision = False
+    """Always runs in float32: it is too small to gain from less, and its inputs may need the digits."""
+
+    def __init__(self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        self.out_features = positive_integer("width", width)
+        self._starts: tuple[int, ...] = ()
+        self._sizes: tuple[int, ...] = ()
+        self._scale = 1.0
+        size = self._prepare(observation_space)
+        modules: list[nn.Module] = []
+        for _ in range(positive_integer("depth", depth)):
+            layer = nn.Linear(size, width)
+            nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+            modules += [layer, nn.Tanh()]
+            size = width
+        self.layers = nn.Sequential(*modules)
+
+    def _prepare(self, space: gym.Space[Any]) -> int:
+        """Set how observations become vectors, and return the length of those."""
+        if isinstance(space, gym.spaces.Discrete):
+            self._starts, self._sizes = (int(space.start),), (int(space.n),)
+            return int(space.n)
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            self._starts = tuple(int(start) for start in space.start.reshape(-1))
+            self._sizes = tuple(int(size) for size in space.nvec.reshape(-1))
+            return sum(self._sizes)
+        if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8:
+            self._scale = 1.0 / max(1.0, float(space.high.max()))
+        elif not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+            raise EnvError(
+                f"Observation space {space} is not supported; supported are Box, Discrete, MultiDiscrete, MultiBinary "
+                "and a Dict of those."
+            )
+        return int(np.prod(space.shape))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features (B, width), between -1 and 1, of observations (B, ...)."""
+        x = observation.flatten(1) if observation.dim() > 1 else observation.unsqueeze(-1)
+        if self._sizes:
+            ranges = zip(x.unbind(-1), self._starts, self._sizes, strict=True)
+            # A comparison, not functional.one_hot, which looks at the data and so does not run under vmap.
+            hot = [c.unsqueeze(-1) == torch.arange(a, a + n, device=x.device) for c, a, n in ranges]
+            x = torch.cat(hot, dim=-1)
+        x = x.float()
+        features: Tensor = self.layers(x if self._scale == 1.0 else x * self._scale)
+        return features

@@ -1,0 +1,86 @@
+"""Where tensors live, and in which precision the encoders run.
+
+Only convolutional encoders run in bfloat16, under autocast. Their output is cast to float32, and everything after it
+(heads, log-probabilities, values, losses), every parameter and every optimiser state are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from anybatch.errors import ConfigError
+from anybatch.observations import Observation, first_leaf
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """The device called `name`: cpu, cuda, cuda:N, or auto for CUDA where there is one, else the CPU.
+
+    Raises ConfigError if the name is something else, or the machine lacks that device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}, but must be cpu, cuda, cuda:N or auto.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise ConfigError(f"device is {name!r}, but PyTorch finds no CUDA GPU here; use cpu or auto.")
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device is {name!r}, but only cuda:0 to cuda:{count - 1} exist here.")
+    return device
+
+
+def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:
+    """The encoders' precision: `name` itself if fp32 or bf16; auto takes bf16 where `device` computes in it natively.
+
+    Native means a CUDA GPU with bfloat16 units, or a CPU with AMX or AVX512-BF16. Asking for bf16 elsewhere works,
+    slowly. Raises ConfigError for any other name.
+    """
+    if name == "fp32":
+        return "fp32"
+    if name == "bf16":
+        return "bf16"
+    if name != "auto":
+        raise ConfigError(f"precision is {name!r}, but must be auto, fp32 or bf16.")
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    return "bf16" if _cpu_has_bf16() else "fp32"
+
+
+def encode(encoder: nn.Module, observation: Observation, precision: Literal["fp32", "bf16"]) -> Tensor:
+    """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set."""
+    if precision == "fp32" or not getattr(encoder, "low_precision", False):
+        return as_float32(encoder(observation))
+    # Without the cache of cast weights: each weight is used once here, and functional weights must not be mixed up.
+    with torch.autocast(first_leaf(observation).device.type, torch.bfloat16, cache_enabled=False):
+        features = encoder(observation)
+    return as_float32(features)
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Context in which `tensor`'s device computes in float32 although autocast may be on around it."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def as_float32(features: Tensor) -> Tensor:
+    """`features` in float32, the same tensor if they are already."""
+    return features if features.dtype == torch.float32 else features.float()
+
+
+def _cpu_has_bf16() -> bool:
+    # PyTorch has no public query in all the versions we support; where these are missing the answer is no.
+    has_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    queries: list[Callable[[], bool] | None] = [
+        getattr(torch.cpu, "_is_amx_tile_supported", None),
+        getattr(torch.cpu, "_is_avx512_bf16_supported", None),
+    ]
+    return has_onednn() and any(query is not None and query() for query in queries)

@@ -1,0 +1,165 @@
+"""One iteration of optimisation: the inner two loops of the pseudocode in appendix A."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anybatch.config import TrainConfig
+from anybatch.diagnostics import Averages, policy_statistics
+from anybatch.distributed import mean_gradients_
+from anybatch.interrupts import Interrupts
+from anybatch.minibatches import Batch, Minibatch, shuffled
+from anybatch.models.actions import ActionSpec
+from anybatch.models.agent import Agent
+from anybatch.models.distributions import Distribution
+from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.optimizers import Optimizers, clip_gradients_
+from anybatch.proximal import ProximalPolicy
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What a policy phase trains, and with what."""
+
+    config: TrainConfig
+    agent: Agent
+    action_spec: ActionSpec
+    proximal: ProximalPolicy
+    optimizers: Optimizers
+    shuffle: torch.Generator
+    """CPU generator of the minibatch order."""
+    interrupts: Interrupts
+
+
+def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
+    """Optimise policy and value on one iteration's data.
+
+    Policy and value share each gradient step where their numbers of epochs agree; otherwise each has its own epochs
+    and its own optimiser, the value function first as in the authors' code.
+
+    Args:
+        batch: (N, T, ...) data with advantages and value targets.
+        learner: what is trained; changed in place.
+
+    Returns:
+        Statistics of the iteration, averaged over its gradient steps, by column name.
+    """
+    optimizer = learner.config.optimizer
+    learner.proximal.before_iteration()
+    statistics = Averages()
+    if learner.optimizers.joint:
+        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_loss, statistics)
+    else:
+        _epochs(batch, learner, "value", optimizer.value_epochs, _value_loss, statistics)
+        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_loss, statistics)
+    return statistics.result()
+
+
+Losses = tuple[Tensor, Mapping[str, Tensor]]
+
+
+def _epochs(
+    batch: Batch,
+    learner: Learner,
+    group: str,
+    epochs: int,
+    loss_function: Callable[[Minibatch, Learner], Losses],
+    statistics: Averages,
+) -> None:
+    config = learner.config
+    optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
+    for _ in range(epochs):
+        for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
+            for piece in minibatch.pieces(config.micro_batch):  # bounds memory; the gradients add up to the same
+                learner.interrupts.check()
+                share = len(piece) / len(minibatch)
+                loss, seen = loss_function(piece, learner)
+                (loss * share).backward()
+                statistics.add(seen, share)
+            mean_gradients_(parameters)
+            clip_gradients_(parameters, config.optimizer.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if group != "value":
+                learner.proximal.after_gradient_step()  # theta_prox <- EWMA(theta)
+                statistics.end_gradient_step()
+
+
+def _joint_loss(minibatch: Minibatch, learner: Learner) -> Losses:
+    params, value = learner.agent(minibatch.observation)
+    policy, seen = policy_objective(minibatch, params, learner)
+    value_term = value_loss(value, minibatch, learner.config)
+    return policy + value_term, {**seen, "value_loss": value_term.detach()}
+
+
+def _policy_loss(minibatch: Minibatch, learner: Learner) -> Losses:
+    return policy_objective(minibatch, learner.agent.policy(minibatch.observation), learner)
+
+
+def _value_loss(minibatch: Minibatch, learner: Learner) -> Losses:
+    loss = value_loss(learner.agent.value(minibatch.observation), minibatch, learner.config)
+    return loss, {"value_loss": loss.detach()}
+
+
+def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:
+    """Minus the policy objective of the configuration, entropy bonus included, and what was seen.
+
+    Args:
+        minibatch: B samples.
+        params: (B, P) raw distribution parameters of pi_theta, with gradient.
+        learner: supplies the proximal policy and the configuration.
+    """
+    config = learner.config.policy
+    policy = learner.action_spec.distribution(params)
+    proximal = learner.action_spec.distribution(learner.proximal.params(minibatch))  # compute pi_prox for minibatch
+    logp = policy.log_prob(minibatch.action)
+    with torch.no_grad():
+        logp_proximal = _proximal_logp(minibatch, proximal, config.proximal)
+    logp_importance = minibatch.behavior_logp if config.importance == "behavior" else logp_proximal
+    if config.objective == "clip":
+        loss = decoupled_clip_loss(
+            logp,
+            logp_proximal,
+            logp_importance,
+            minibatch.advantage,
+            clip=config.clip,
+            max_importance_ratio=config.max_importance_ratio,
+        )
+    else:
+        exact = config.kl_estimator == "exact"
+        loss = decoupled_kl_loss(
+            logp,
+            logp_importance,
+            minibatch.advantage,
+            proximal.kl(policy) if exact else half_squared_log_ratio(logp, logp_proximal),
+            kl_coefficient=config.kl_coefficient,
+            max_importance_ratio=config.max_importance_ratio,
+        )
+    entropy = policy.entropy().mean()
+    with torch.no_grad():
+        behavior = learner.action_spec.distribution(minibatch.behavior_params)
+        seen = policy_statistics(
+            policy, proximal, behavior, logp, logp_proximal, minibatch.behavior_logp, logp_importance, config
+        )
+        seen |= {"policy_loss": loss, "entropy": entropy}
+    return loss - config.entropy_coefficient * entropy, {name: x.detach() for name, x in seen.items()}
+
+
+def _proximal_logp(minibatch: Minibatch, proximal: Distribution, kind: str) -> Tensor:
+    # the recorded value, so that the coupled ratio is the textbook one to the last bit
+    return minibatch.behavior_logp if kind == "behavior" else proximal.log_prob(minibatch.action)
+
+
+def value_loss(value: Tensor, minibatch: Minibatch, config: TrainConfig) -> Tensor:
+    """``value_coefficient * mean((v - target)^2)``; neither the value nor its gradient is clipped.
+
+    Args:
+        value: (B,) predicted values, with gradient.
+        minibatch: B samples with their targets.
+        config: supplies the coefficient.
+    """
+    return config.optimizer.value_coefficient * (value - minibatch.value_target).square().mean()

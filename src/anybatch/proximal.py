@@ -1,0 +1,164 @@
+"""The proximal policy: what the policy is kept close to, or rather what limits how fast it moves (section 2).
+
+All three answer the same question, "which raw distribution parameters did the proximal policy give these samples?",
+and are told of every gradient step.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from anybatch.minibatches import Minibatch
+
+
+class ProximalPolicy(Protocol):
+    """What the policy phase needs of a proximal policy."""
+
+    def before_iteration(self) -> None:
+        """Called before the first gradient step of an iteration."""
+
+    def params(self, minibatch: Minibatch) -> Tensor:
+        """(B, P) raw distribution parameters of the proximal policy for a minibatch, without gradient."""
+
+    def after_gradient_step(self) -> None:
+        """Called after every gradient step of the policy."""
+
+    def reset(self) -> None:
+        """Forget the past: called at the start of each policy phase of PPG."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+
+
+class BehaviorProximal:
+    """pi_prox = pi_behav, the coupled objectives of PPO: the parameters were recorded when the actions were sampled."""
+
+    def before_iteration(self) -> None:
+        """Nothing to do."""
+
+    def params(self, minibatch: Minibatch) -> Tensor:
+        """(B, P) the recorded parameters."""
+        return minibatch.behavior_params
+
+    def after_gradient_step(self) -> None:
+        """Nothing to do."""
+
+    def reset(self) -> None:
+        """Nothing to do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class RecentProximal:
+    """pi_prox = pi_recent, "the policy immediately preceding the current iteration" (section 5.1)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        """``module``: the policy network, observation -> (B, P); a frozen copy is kept."""
+        self._source = module
+        self.module = copy.deepcopy(module).requires_grad_(False)
+
+    def before_iteration(self) -> None:
+        """Copy the policy as it is now."""
+        self.module.load_state_dict(self._source.state_dict())
+
+    def params(self, minibatch: Minibatch) -> Tensor:
+        """(B, P) parameters of the policy before this iteration."""
+        with torch.no_grad():
+            return self.module(minibatch.observation)
+
+    def after_gradient_step(self) -> None:
+        """Nothing to do: the copy stays until the next iteration."""
+
+    def reset(self) -> None:
+        """Copy the policy as it is now."""
+        self.before_iteration()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing to keep: every iteration starts with a fresh copy."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the restored policy."""
+        self.before_iteration()
+
+
+class EwmaProximal:
+    """pi_prox = the exponentially-weighted moving average of the policy's weights (section 4 and appendix A).
+
+    ``theta_prox = (theta_t + beta theta_{t-1} + ... + beta^t theta_0) / (1 + beta + ... + beta^t)`` over the values of
+    theta after each gradient step, theta_0 the initial one. Updated after every gradient step of the *policy*, not
+    touched by the boundaries between iterations, and re-initialised after an auxiliary phase.
+    """
+
+    def __init__(self, module: nn.Module, center_of_mass: float = 8.0) -> None:
+        """Start the average at theta_0 = ``module``'s present weights.
+
+        Args:
+            module: the policy network, observation -> (B, P); value networks need no average (footnote of 5.3).
+            center_of_mass: average age of a term in gradient steps, beta/(1-beta), at least 0.
+        """
+        if not center_of_mass >= 0 or math.isinf(center_of_mass):
+            raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
+        self._source = module
+        self.beta = center_of_mass / (1 + center_of_mass)
+        # without the call below the first update would replace theta_0 instead of averaging with it
+        self._average = AveragedModel(module, multi_avg_fn=self._lerp, use_buffers=False)
+        self._average.requires_grad_(False)
+        self._average.update_parameters(module)
+
+    @property
+    def module(self) -> nn.Module:
+        """The network that holds the average; fp32, without gradient."""
+        module: nn.Module = self._average.module
+        return module
+
+    def before_iteration(self) -> None:
+        """Nothing to do: the average runs on from iteration to iteration."""
+
+    def params(self, minibatch: Minibatch) -> Tensor:
+        """(B, P) parameters of the averaged policy."""
+        with torch.no_grad():
+            return self.module(minibatch.observation)
+
+    def after_gradient_step(self) -> None:
+        """theta_prox <- EWMA_beta(theta)."""
+        self._average.update_parameters(self._source)
+
+    def reset(self) -> None:
+        """Re-initialise: theta_prox <- theta, w <- 1."""
+        self._average.n_averaged.zero_()
+        self._average.update_parameters(self._source)
+
+    def _lerp(self, average: list[Tensor], current: list[Tensor], terms: Tensor | int) -> None:
+        # appendix A: theta_prox <- theta/w_new + (1 - 1/w_new) theta_prox, with w_new = 1 + beta + ... + beta^terms
+        weight = 1 / sum_of_powers(self.beta, int(terms) + 1)
+        torch._foreach_lerp_(average, current, weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the averaged weights and the number of terms."""
+        return self._average.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._average.load_state_dict(state)
+
+
+def sum_of_powers(beta: float, terms: int) -> float:
+    """``1 + beta + ... + beta^(terms-1)``, the weight w of appendix A, for 0 <= beta < 1 and terms >= 1."""
+    if beta == 0:
+        return 1.0
+    return math.expm1(terms * math.log(beta)) / (beta - 1)

@@ -1,0 +1,231 @@
+"""Sampling: run the behaviour policy for T steps in every environment and keep what learning needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybatch.envs.base import Observation as EnvObservation
+from anybatch.envs.base import Steps, VectorEnv
+from anybatch.errors import DivergenceError
+from anybatch.interrupts import Interrupts
+from anybatch.models.agent import Agent
+from anybatch.models.actions import ActionSpec
+from anybatch.observations import Observation, map_observation
+
+__all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N environments; every tensor is (N, T, ...)."""
+
+    observation: Observation
+    action: Tensor
+    behavior_logp: Tensor
+    """log pi_behav(a|s) of the weights that acted, fp32."""
+    behavior_params: Tensor
+    """(N, T, P) raw distribution parameters of the weights that acted, fp32."""
+    reward: Tensor
+    value: Tensor
+    """V(s_t) of the weights that acted."""
+    next_value: Tensor
+    """V(s_{t+1}) before any reset, of the weights that acted; its content is unused where ``terminated``."""
+    first: Tensor
+    """bool, the step was the first of its episode."""
+    done: Tensor
+    """bool, the episode ended with this step."""
+    terminated: Tensor
+    """bool, it ended and its value must not be bootstrapped."""
+
+
+@dataclass
+class Sampled:
+    """What has been sampled since it was last asked for; more than the rollout trained on while a delay warms up."""
+
+    env_steps: int = 0
+    episode_returns: list[float] = field(default_factory=list)
+    """Sums of raw rewards of the episodes that ended."""
+    episode_lengths: list[int] = field(default_factory=list)
+
+
+class EpisodeTracker:
+    """Running return and length of the episode that each environment is in."""
+
+    def __init__(self, num_envs: int) -> None:
+        """All environments start a new episode."""
+        self.returns = np.zeros(num_envs, dtype=np.float64)
+        self.lengths = np.zeros(num_envs, dtype=np.int64)
+        self.first = np.ones(num_envs, dtype=bool)
+        self._sampled = Sampled()
+
+    def add(self, reward: np.ndarray, done: np.ndarray) -> None:
+        """Count a step of every environment."""
+        self.returns += reward
+        self.lengths += 1
+        self.first = done
+        self._sampled.env_steps += len(done)
+        if done.any():
+            self._sampled.episode_returns += self.returns[done].tolist()
+            self._sampled.episode_lengths += self.lengths[done].tolist()
+            self.returns[done] = 0
+            self.lengths[done] = 0
+
+    def drain(self) -> Sampled:
+        """What was counted since the last call."""
+        sampled, self._sampled = self._sampled, Sampled()
+        return sampled
+
+    def restart(self) -> None:
+        """All environments start a new episode; what was counted stays."""
+        self.returns[:] = 0
+        self.lengths[:] = 0
+        self.first = np.ones_like(self.first)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        arrays = {"returns": self.returns, "lengths": self.lengths, "first": self.first}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.returns, self.lengths, self.first = (state[k].numpy().copy() for k in ("returns", "lengths", "first"))
+
+
+class Sampler:
+    """The environments of this worker, where they stand, and the randomness of the actions."""
+
+    def __init__(
+        self, env: VectorEnv, action_spec: ActionSpec, *, bootstrap_truncated: bool, generator: torch.Generator
+    ) -> None:
+        """Take over ``env``; it is reset when the first rollout is collected."""
+        self.env = env
+        self.action_spec = action_spec
+        self.bootstrap_truncated = bootstrap_truncated
+        self.generator = generator
+        self.episodes = EpisodeTracker(env.num_envs)
+        self.observation: EnvObservation | None = None
+
+    def state_dict(self) -> dict[str, object]:
+        """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
+        env_state = self.env.save_state() if self.observation is not None else None
+        return {
+            "env": env_state,
+            "observation": None if env_state is None else map_observation(_to_tensor, self.observation),
+            "episodes": self.episodes.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict) -> bool:  # type: ignore[type-arg]
+        """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
+        self.generator.set_state(state["generator"])
+        if state["env"] is None:
+            return False
+        self.env.load_state(state["env"])
+        self.observation = map_observation(lambda tensor: tensor.numpy().copy(), state["observation"])
+        self.episodes.load_state_dict(state["episodes"])
+        return True
+
+
+def collect(
+    sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts
+) -> Rollout:
+    """Run ``agent`` for ``steps`` timesteps in every environment ("Run policy pi_behav in environment for T timesteps").
+
+    Args:
+        sampler: where the environments stand; left where the rollout ends.
+        agent: the behaviour policy and value function.
+        steps: T.
+        device: where the rollout is kept.
+        interrupts: lets a stop request through between steps.
+
+    Returns:
+        The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
+
+    Raises:
+        EnvError: the environment broke its contract.
+        DivergenceError: the policy's outputs are not finite.
+    """
+    env, spec, episodes = sampler.env, sampler.action_spec, sampler.episodes
+    if sampler.observation is None:
+        sampler.observation = env.reset()
+        episodes.restart()
+    shape = (env.num_envs, steps)
+    observations = map_observation(lambda x: _allocate(x, steps, device), sampler.observation)
+    reward = np.empty(shape, dtype=np.float32)
+    first, done, terminated = (np.empty(shape, dtype=bool) for _ in range(3))
+    actions, logps, params, values = [], [], [], []
+    bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
+
+    with torch.no_grad():
+        for t in range(steps):
+            interrupts.check()
+            observation = _store(sampler.observation, observations, t, device)
+            raw, value = agent(observation)
+            distribution = spec.distribution(raw)
+            action = distribution.sample(sampler.generator)
+            actions.append(action)
+            logps.append(distribution.log_prob(action))
+            params.append(raw)
+            values.append(value)
+            first[:, t] = episodes.first
+
+            step = env.step(spec.to_env(action))
+            sampler.observation = step.observation
+            reward[:, t] = step.reward
+            done[:, t] = step.done
+            terminated[:, t] = step.terminated if sampler.bootstrap_truncated else step.done
+            if sampler.bootstrap_truncated and len(step.final_index):
+                final = map_observation(lambda x: torch.from_numpy(x).to(device), step.final_observation)
+                bootstraps.append((step.final_index, t, agent.value(final)))
+            episodes.add(step.reward, step.done)
+        last = map_observation(lambda x: torch.from_numpy(x).to(device), sampler.observation)
+        last_value = agent.value(last)
+
+    value = torch.stack(values, dim=1)
+    if not bool(torch.isfinite(value).all()):
+        raise DivergenceError("the value function gave a value that is not finite while sampling; lower optimizer.step_size")
+    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
+    for index, t, final_value in bootstraps:
+        next_value[torch.from_numpy(index).to(device), t] = final_value
+    flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
+    reward_t, first_t, done_t, terminated_t = flags
+    return Rollout(
+        observation=observations,
+        action=torch.stack(actions, dim=1),
+        behavior_logp=torch.stack(logps, dim=1),
+        behavior_params=torch.stack(params, dim=1),
+        reward=reward_t,
+        value=value,
+        next_value=next_value,
+        first=first_t,
+        done=done_t,
+        terminated=terminated_t,
+    )
+
+
+def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:
+    dtype = torch.from_numpy(x[:0]).dtype
+    return torch.empty((x.shape[0], steps, *x.shape[1:]), dtype=dtype, device=device)
+
+
+def _store(observation: EnvObservation, into: Observation, t: int, device: torch.device) -> Observation:
+    """Write an observation into column ``t`` and return it as a contiguous batch on the device."""
+
+    def store(array: np.ndarray, column: Tensor) -> Tensor:
+        tensor = torch.from_numpy(array).to(device, non_blocking=True)
+        column[:, t] = tensor
+        return tensor
+
+    if isinstance(observation, dict):
+        assert isinstance(into, dict)
+        return {key: store(array, into[key]) for key, array in observation.items()}
+    assert isinstance(into, Tensor)
+    return store(observation, into)
+
+
+def _to_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.copy())

@@ -1,0 +1,202 @@
+"""A run folder: config.yaml, progress.csv, TensorBoard events and checkpoints/."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anybatch import checkpoint
+from anybatch._version import __version__
+from anybatch.atomic import write_text
+from anybatch.config import TrainConfig
+from anybatch.config_io import from_dict, to_yaml
+from anybatch.distributed import is_main, world_size
+from anybatch.errors import CheckpointError, ConfigError
+from anybatch.logs import Logs, open_logs
+from anybatch.rollout import Sampled
+
+CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+_LONG_ITERATION_SECONDS = 3.0
+_WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
+
+
+class Run:
+    """Where a training run writes, how far it is, and what its last episodes returned."""
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: dict[str, Any] | None = None
+    ) -> None:
+        """Open the logs of an existing run folder; :func:`create_run` and :func:`open_run` call this.
+
+        ``state`` is what :meth:`state_dict` gave, to go on from there; what progress.csv has beyond it is moved aside.
+        """
+        self.folder = folder
+        self.config = config
+        self.seed = seed
+        self.iteration = 0
+        self.env_steps = 0
+        self.gradient_steps = 0
+        self.episodes = 0
+        self.seconds = 0.0
+        self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
+        self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
+        if state is not None:
+            self._load_state_dict(state)
+        self._logs: Logs | None = None
+        if is_main():
+            after = None if state is None else self.iteration
+            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=after)
+        self._clock = time.monotonic()
+        self._checkpoint_at = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the environment steps of the configuration are done."""
+        return self.env_steps >= self.config.total_env_steps
+
+    @property
+    def progress(self) -> float:
+        """Share of the environment steps that is done, 0 to 1."""
+        return min(1.0, self.env_steps / self.config.total_env_steps)
+
+    @property
+    def mean_episode_return(self) -> float:
+        """Mean raw return of the last 100 episodes; NaN if none has ended."""
+        return _mean(list(self._returns)[-100:])
+
+    def end_iteration(
+        self,
+        statistics: dict[str, float],
+        sampled: Sampled,
+        state: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Log an iteration and write a checkpoint if one is due.
+
+        Args:
+            statistics: columns of progress.csv besides the counters.
+            sampled: environment steps and ended episodes since the last iteration, of this worker.
+            state: gives what a checkpoint keeps of everything but this object.
+        """
+        now = time.monotonic()
+        elapsed, self._clock = now - self._clock, now
+        self.seconds += elapsed
+        self.iteration += 1
+        env_steps = sampled.env_steps * world_size()
+        self.env_steps += env_steps
+        self.gradient_steps += int(statistics.pop("gradient_steps"))
+        self.episodes += len(sampled.episode_returns)
+        self._returns.extend(sampled.episode_returns)
+        self._lengths.extend(sampled.episode_lengths)
+        if self._logs is not None:
+            recent = list(self._returns)
+            row: dict[str, float] = {
+                "iteration": self.iteration,
+                "env_steps": self.env_steps,
+                "seconds": round(self.seconds, 3),
+                "env_steps_per_second": round(env_steps / elapsed, 1) if elapsed > 0 else 0.0,
+                **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
+                "mean_episode_length": _mean(self._lengths),
+                "episodes": self.episodes,
+                **statistics,
+                "gradient_steps": self.gradient_steps,
+            }
+            self._logs.write(row)
+        # a long iteration may be abandoned by a stop request, so what came before it is always kept
+        if now - self._checkpoint_at >= self.config.checkpoint_seconds or elapsed >= _LONG_ITERATION_SECONDS:
+            self.save(state())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint now."""
+        self._checkpoint_at = time.monotonic()
+        if is_main():
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state}
+            checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this object."""
+        return {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "gradient_steps": self.gradient_steps,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self.gradient_steps, self.episodes, self.seconds = state["gradient_steps"], state["episodes"], state["seconds"]
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])
+
+    def message(self, text: str) -> None:
+        """Show one line to the user."""
+        if is_main():
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Flush and close the logs."""
+        if self._logs is not None:
+            self._logs.close()
+
+
+def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool) -> Run:
+    """Make a new run folder.
+
+    Raises:
+        ConfigError: the folder already holds a run, or cannot be written.
+    """
+    if (folder / CONFIG).exists():
+        raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
+    try:
+        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+        if is_main():
+            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+    except OSError as error:
+        raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
+    return Run(folder, config, seed, quiet=quiet)
+
+
+def read_config(folder: Path) -> tuple[TrainConfig, int]:
+    """The configuration and seed of a run folder.
+
+    Raises:
+        CheckpointError: it is not a run folder.
+    """
+    try:
+        values = yaml.safe_load((folder / CONFIG).read_text())
+        values.pop("anybatch")
+        seed = values.pop("seed")
+        return from_dict(values), int(seed)
+    except OSError as error:
+        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}") from error
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def open_run(folder: Path, *, quiet: bool) -> tuple[Run, dict[str, Any]]:
+    """Open a run folder to go on with it.
+
+    Returns:
+        The run, at its newest intact checkpoint, and that checkpoint's state.
+
+    Raises:
+        CheckpointError: it is not a run folder, or has no intact checkpoint.
+    """
+    config, seed = read_config(folder)
+    content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+    run = Run(folder, config, seed, quiet=quiet, state=content["run"])
+    for sentence in passed_over:
+        run.message(f"{sentence}; going on from the checkpoint before it")
+    return run, content["state"]
+
+
+def _mean(values: Sequence[float] | deque[int]) -> float:
+    return sum(values) / len(values) if values else float("nan")

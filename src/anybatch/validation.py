@@ -1,0 +1,117 @@
+"""Checks of a configuration: every complaint names the field, its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from anybatch.config import TrainConfig
+from anybatch.errors import ConfigError
+from anybatch.minibatches import time_chunks
+
+Check = tuple[str, Callable[[float], bool], str]
+
+_AT_LEAST_1 = (lambda x: x >= 1, "an integer of at least 1")
+_AT_LEAST_0 = (lambda x: x >= 0, "a number of at least 0")
+_ABOVE_0 = (lambda x: x > 0, "a number above 0")
+_FRACTION = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
+_BELOW_1 = (lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+
+_RANGES = {
+    "total_env_steps": _AT_LEAST_1,
+    "workers": _AT_LEAST_1,
+    "micro_batch": _AT_LEAST_1,
+    "checkpoint_seconds": _AT_LEAST_0,
+    "keep_checkpoints": _AT_LEAST_1,
+    "env.num_envs": _AT_LEAST_1,
+    "env.threads": _AT_LEAST_0,
+    "rollout.steps": _AT_LEAST_1,
+    "rollout.source.delay": _AT_LEAST_0,
+    "rollout.source.max_lag": _AT_LEAST_0,
+    "reward.return_discount": _BELOW_1,
+    "reward.clip": _ABOVE_0,
+    "advantage.discount": _FRACTION,
+    "advantage.gae_lambda": _FRACTION,
+    "advantage.span": (lambda x: x >= 1, "at least 1, the current iteration alone"),
+    "policy.clip": _AT_LEAST_0,
+    "policy.kl_coefficient": _AT_LEAST_0,
+    "policy.center_of_mass": (lambda x: 0 <= x < math.inf, "a finite number of gradient steps, at least 0"),
+    "policy.max_importance_ratio": _ABOVE_0,
+    "policy.entropy_coefficient": (lambda x: True, "a finite number"),
+    "optimizer.step_size": _AT_LEAST_0,
+    "optimizer.adam_eps": _ABOVE_0,
+    "optimizer.sgd_momentum": _BELOW_1,
+    "optimizer.minibatches": _AT_LEAST_1,
+    "optimizer.policy_epochs": _AT_LEAST_1,
+    "optimizer.value_epochs": _AT_LEAST_1,
+    "optimizer.value_coefficient": _AT_LEAST_0,
+    "aux.policy_iterations": _AT_LEAST_1,
+    "aux.epochs": _AT_LEAST_0,
+    "aux.minibatches": _AT_LEAST_1,
+    "aux.step_size": _AT_LEAST_0,
+    "aux.clone_coefficient": _AT_LEAST_0,
+}
+_MAY_BE_INFINITE = {"policy.clip", "policy.max_importance_ratio", "reward.clip", "checkpoint_seconds"}
+
+
+def validate(config: TrainConfig) -> TrainConfig:
+    """Return ``config`` if it makes sense.
+
+    Raises:
+        ConfigError: one sentence for the first thing that is wrong.
+    """
+    for name, (allowed, words) in _RANGES.items():
+        value = _get(config, name)
+        finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)
+        if not (finite and allowed(value)):
+            raise ConfigError(f"{name} is {value}, but must be {words}")
+    if not all(0 <= beta < 1 for beta in config.optimizer.adam_betas):
+        raise ConfigError(f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1")
+    if config.optimizer.max_grad_norm is not None and not config.optimizer.max_grad_norm > 0:
+        raise ConfigError(f"optimizer.max_grad_norm is {config.optimizer.max_grad_norm}, but must be above 0, or none")
+    time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
+    _check_policy(config)
+    _check_source(config)
+    return config
+
+
+def _check_policy(config: TrainConfig) -> None:
+    policy = config.policy
+    limited = policy.clip < math.inf if policy.objective == "clip" else policy.kl_coefficient > 0
+    if policy.proximal != "behavior" and not limited:
+        field = "policy.clip inf" if policy.objective == "clip" else "policy.kl_coefficient 0"
+        raise ConfigError(
+            f"policy.proximal is {policy.proximal}, but {field} switches off the only term that uses it; "
+            "set a finite clip or a positive coefficient, or policy.proximal behavior"
+        )
+    if policy.importance == "proximal" and policy.proximal == "behavior":
+        raise ConfigError(
+            "policy.importance is proximal while policy.proximal is behavior, which is the same policy; "
+            "set policy.importance behavior"
+        )
+    if policy.importance == "proximal" and policy.proximal == "ewma":
+        raise ConfigError(
+            "policy.importance proximal with policy.proximal ewma weights samples by a policy that did not sample them, "
+            "which biases the gradient; set policy.importance behavior"
+        )
+    stale = config.rollout.source.kind != "synchronous"
+    if policy.importance == "proximal" and not stale:
+        raise ConfigError(
+            "policy.importance proximal is figure 1(a)'s biased objective for stale data and needs "
+            "rollout.source.kind delayed or asynchronous; with fresh data set policy.importance behavior"
+        )
+
+
+def _check_source(config: TrainConfig) -> None:
+    source = config.rollout.source
+    if source.kind != "delayed" and source.delay:
+        raise ConfigError(
+            f"rollout.source.delay is {source.delay}, but rollout.source.kind is {source.kind}; "
+            "set rollout.source.kind delayed, or delay 0"
+        )
+
+
+def _get(config: object, dotted: str) -> float:
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config  # type: ignore[return-value]
