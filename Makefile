@@ -26,8 +26,8 @@ install: $(VENV)/.installed-dev ## everything that the tests and checks need, in
 test: $(VENV)/.installed-dev ## run all tests
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed-dev ## ruff, with docstring rules on public names
-	@$(BIN)/ruff check .
+lint: $(VENV)/.installed-dev ## ruff: rules, docstrings of public names, format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.installed-dev ## mypy, strict on the pure modules
 	@$(BIN)/mypy

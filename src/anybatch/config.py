@@ -5,9 +5,8 @@ N environments, T steps a rollout, so N*T samples an iteration and N*T/minibatch
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -16,7 +15,7 @@ Scalar: TypeAlias = bool | int | float | str
 class EnvConfig:
     """What is played, and how many copies of it."""
 
-    id: str | Callable[..., Any] = "procgen:starpilot-hard"
+    id: str = "procgen:starpilot-hard"
     """procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function that makes a Gymnasium environment."""
     num_envs: int = 256
     """Parallel environments N, over all workers together."""
@@ -175,8 +174,6 @@ class LogConfig:
 class TrainConfig:
     """A complete, re-runnable description of a training run (the seed and the folder aside)."""
 
-    preset: str = "custom"
-    """Name of the preset that this came from."""
     total_env_steps: int = 100_000_000
     """Environment steps to train for, over all environments."""
     workers: int = 4

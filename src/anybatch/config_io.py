@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import importlib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import yaml
@@ -19,7 +18,7 @@ T = TypeVar("T")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Nested dictionary of plain values; a callable environment becomes its import path."""
+    """Nested dictionary of plain values."""
     plain = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -27,8 +26,6 @@ def to_dict(config: Any) -> dict[str, Any]:
             value = to_dict(value)
         elif isinstance(value, tuple):
             value = list(value)
-        elif callable(value):
-            value = import_path(value)
         plain[field.name] = value
     return plain
 
@@ -76,27 +73,6 @@ def field_names(kind: type = TrainConfig, prefix: str = "") -> Iterator[str]:
         yield prefix + field.name
         if dataclasses.is_dataclass(hints[field.name]):
             yield from field_names(hints[field.name], f"{prefix}{field.name}.")
-
-
-def import_path(function: Callable[..., Any]) -> str:
-    """``module:name`` under which :func:`import_object` finds a function or class again."""
-    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def import_object(path: str, field: str) -> Any:
-    """Import ``package.module:name``.
-
-    Raises:
-        ConfigError: it cannot be imported; the sentence names ``field``.
-    """
-    module, _, name = path.partition(":")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{field} is {path!r}, which cannot be imported ({error}); it must be package.module:name") from error
-    return found
 
 
 def _resolve(name: str) -> str:
@@ -147,7 +123,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     """Check a plain value against a field's type; integers are accepted for floats, lists for tuples."""
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else _build(typing.cast(type, kind), value, name + ".")
+        return (
+            value if isinstance(value, typing.cast(type, kind)) else _build(typing.cast(type, kind), value, name + ".")
+        )
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
             raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(map(str, typing.get_args(kind)))}")
@@ -170,10 +148,6 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {value!r}, but must be pairs of a name and a value")
         return {str(key): _convert(typing.get_args(kind)[1], item, f"{name}.{key}") for key, item in value.items()}
-    if origin is not None:  # a callable
-        if not callable(value):
-            raise ConfigError(f"{name} is {value!r}, but must be {_words(kind)}")
-        return value
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
@@ -190,4 +164,4 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
 
 def _words(kind: Any) -> str:
     known = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "none"}
-    return known.get(kind, "a function" if typing.get_origin(kind) else str(kind))
+    return known.get(kind, str(kind))

@@ -48,7 +48,9 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Give the signals back."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Minibatch:
             yield self
             return
         edges = [round(i * len(self) / count) for i in range(count + 1)]
-        for start, stop in zip(edges, edges[1:], strict=False):
+        for start, stop in pairwise(edges):
             yield self._map(lambda tensor, a=start, b=stop: tensor[a:b])
 
     def _map(self, function) -> Minibatch:  # type: ignore[no-untyped-def]
@@ -78,9 +79,9 @@ def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
     chunks = minibatches // math.gcd(num_envs, minibatches)
     if steps % chunks:
         raise ConfigError(
-            f"optimizer.minibatches {minibatches} cannot share out {num_envs} environments of {steps} steps evenly: each "
-            f"trajectory would be cut into {chunks} pieces, which does not divide rollout.steps; choose minibatches that "
-            f"divide env.num_envs, or rollout.steps that is a multiple of {chunks}"
+            f"optimizer.minibatches {minibatches} cannot share out {num_envs} environments of {steps} steps evenly: "
+            f"each trajectory would be cut into {chunks} pieces, which does not divide rollout.steps; choose "
+            f"minibatches that divide env.num_envs, or rollout.steps that is a multiple of {chunks}"
         )
     return chunks
 

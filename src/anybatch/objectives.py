@@ -104,7 +104,7 @@ def half_squared_log_ratio(logp: Tensor, logp_proximal: Tensor) -> Tensor:
 def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: float | Tensor) -> Tensor:
     """Raise log pi_behav so that pi_theta/pi_behav stays at or below the cap (appendix B: "below 100").
 
-    ``max(log behav, log theta - log cap)`` with theta detached: a capped sample keeps its gradient, at the cap's weight.
+    ``max(log behav, log theta - log cap)``, theta detached: a capped sample keeps a gradient, with the cap as weight.
 
     Args:
         logp: (B,) log pi_theta(a|s).

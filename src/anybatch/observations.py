@@ -1,28 +1,26 @@
-"""Observations: one tensor, or a flat dictionary of tensors, with the same leading axes."""
+"""Observations: one tensor or array, or a flat dictionary of them, with the same leading axes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 Observation: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """One tensor (B, ...), or one such tensor for each key of a dictionary observation."""
 
 
-def map_observation(fn: Callable[[torch.Tensor], torch.Tensor], observation: Observation) -> Observation:
-    """Apply `fn` to the tensor, or to each tensor of a dictionary; the structure stays."""
+def map_observation(fn: Callable[[A], B], observation: A | dict[str, A]) -> B | dict[str, B]:
+    """Apply ``fn`` to the tensor or array, or to each one of a dictionary; the structure stays."""
     if isinstance(observation, dict):
         return {key: fn(value) for key, value in observation.items()}
     return fn(observation)
 
 
-def first_leaf(observation: Observation) -> torch.Tensor:
-    """The tensor itself, or the first one of a dictionary: enough to ask for the device or the leading axes."""
-    return next(iter(observation.values())) if isinstance(observation, dict) else observation
-
-
-def batch_size(observation: Observation) -> int:
-    """Length B of the first axis."""
-    return first_leaf(observation).shape[0]
+def leaves(observation: Observation) -> list[torch.Tensor]:
+    """The tensor itself, or those of a dictionary in its order."""
+    return list(observation.values()) if isinstance(observation, dict) else [observation]

@@ -12,6 +12,7 @@ from typing import Any
 
 from anybatch.config import AuxiliaryConfig, ModelConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from anybatch.config_io import override
+from anybatch.envs.registry import environment_id
 
 Env = str | Callable[..., Any]
 DEFAULT_ENV = "procgen:starpilot-hard"
@@ -28,11 +29,10 @@ def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
         ConfigError: an unknown field or a value of the wrong kind.
     """
     config = TrainConfig(
-        preset="ppo",
         optimizer=OptimizerConfig(policy_epochs=3, value_epochs=3),
         policy=PolicyConfig(objective="clip", proximal="behavior"),
     )
-    return override(config, {"env.id": env, **overrides})
+    return override(config, {"env.id": environment_id(env), **overrides})
 
 
 def ppo_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
@@ -40,23 +40,21 @@ def ppo_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
 
     Arguments and errors as for :func:`ppo`.
     """
-    config = ppo(env, preset="ppo-ewma", proximal="ewma", center_of_mass=8.0)
-    return override(config, overrides)
+    return override(ppo(env, proximal="ewma", center_of_mass=8.0), overrides)
 
 
 def ppg(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
-    """PPG: E_pi = E_V = 1, the KL-penalised objective with beta = 1, separate networks, an auxiliary phase after N_pi = 32.
+    """PPG: E_pi = E_V = 1, the KL-penalised objective, separate networks, an auxiliary phase after N_pi = 32.
 
     Arguments and errors as for :func:`ppo`.
     """
     config = TrainConfig(
-        preset="ppg",
         model=ModelConfig(architecture="dual"),
         optimizer=OptimizerConfig(policy_epochs=1, value_epochs=1),
         policy=PolicyConfig(objective="kl", kl_coefficient=1.0, proximal="behavior"),
         aux=AuxiliaryConfig(enabled=True),
     )
-    return override(config, {"env.id": env, **overrides})
+    return override(config, {"env.id": environment_id(env), **overrides})
 
 
 def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
@@ -64,8 +62,7 @@ def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
 
     Arguments and errors as for :func:`ppo`.
     """
-    config = ppg(env, preset="ppg-ewma", proximal="ewma", center_of_mass=8.0)
-    return override(config, overrides)
+    return override(ppg(env, proximal="ewma", center_of_mass=8.0), overrides)
 
 
 PRESETS: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}

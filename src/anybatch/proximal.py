@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -77,8 +78,7 @@ class RecentProximal:
 
     def params(self, minibatch: Minibatch) -> Tensor:
         """(B, P) parameters of the policy before this iteration."""
-        with torch.no_grad():
-            return self.module(minibatch.observation)
+        return _frozen_params(self.module, minibatch)
 
     def after_gradient_step(self) -> None:
         """Nothing to do: the copy stays until the next iteration."""
@@ -131,8 +131,7 @@ class EwmaProximal:
 
     def params(self, minibatch: Minibatch) -> Tensor:
         """(B, P) parameters of the averaged policy."""
-        with torch.no_grad():
-            return self.module(minibatch.observation)
+        return _frozen_params(self.module, minibatch)
 
     def after_gradient_step(self) -> None:
         """theta_prox <- EWMA_beta(theta)."""
@@ -143,10 +142,10 @@ class EwmaProximal:
         self._average.n_averaged.zero_()
         self._average.update_parameters(self._source)
 
-    def _lerp(self, average: list[Tensor], current: list[Tensor], terms: Tensor | int) -> None:
+    def _lerp(self, average: Sequence[Tensor], current: Sequence[Tensor], terms: Tensor | int) -> None:
         # appendix A: theta_prox <- theta/w_new + (1 - 1/w_new) theta_prox, with w_new = 1 + beta + ... + beta^terms
         weight = 1 / sum_of_powers(self.beta, int(terms) + 1)
-        torch._foreach_lerp_(average, current, weight)
+        torch._foreach_lerp_(list(average), list(current), weight)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the averaged weights and the number of terms."""
@@ -155,6 +154,12 @@ class EwmaProximal:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._average.load_state_dict(state)
+
+
+def _frozen_params(module: nn.Module, minibatch: Minibatch) -> Tensor:
+    with torch.no_grad():
+        params: Tensor = module(minibatch.observation)
+    return params
 
 
 def sum_of_powers(beta: float, terms: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,9 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
-from anybatch.models.agent import Agent
 from anybatch.models.actions import ActionSpec
-from anybatch.observations import Observation, map_observation
+from anybatch.models.agent import Agent
+from anybatch.observations import Observation, leaves, map_observation
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
 
@@ -108,18 +109,22 @@ class Sampler:
         self.generator = generator
         self.episodes = EpisodeTracker(env.num_envs)
         self.observation: EnvObservation | None = None
+        """(N, ...) to act on next; None before the first step."""
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
-        env_state = self.env.save_state() if self.observation is not None else None
+        env_state, observation = None, None
+        if self.observation is not None:
+            env_state = self.env.save_state()
+            observation = None if env_state is None else map_observation(_to_tensor, self.observation)
         return {
             "env": env_state,
-            "observation": None if env_state is None else map_observation(_to_tensor, self.observation),
+            "observation": observation,
             "episodes": self.episodes.state_dict(),
             "generator": self.generator.get_state(),
         }
 
-    def load_state_dict(self, state: dict) -> bool:  # type: ignore[type-arg]
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
         self.generator.set_state(state["generator"])
         if state["env"] is None:
@@ -130,10 +135,8 @@ class Sampler:
         return True
 
 
-def collect(
-    sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts
-) -> Rollout:
-    """Run ``agent`` for ``steps`` timesteps in every environment ("Run policy pi_behav in environment for T timesteps").
+def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts) -> Rollout:
+    """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
 
     Args:
         sampler: where the environments stand; left where the rollout ends.
@@ -178,16 +181,16 @@ def collect(
             reward[:, t] = step.reward
             done[:, t] = step.done
             terminated[:, t] = step.terminated if sampler.bootstrap_truncated else step.done
-            if sampler.bootstrap_truncated and len(step.final_index):
-                final = map_observation(lambda x: torch.from_numpy(x).to(device), step.final_observation)
-                bootstraps.append((step.final_index, t, agent.value(final)))
+            if sampler.bootstrap_truncated and step.final_observation is not None:
+                bootstraps.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
             episodes.add(step.reward, step.done)
-        last = map_observation(lambda x: torch.from_numpy(x).to(device), sampler.observation)
-        last_value = agent.value(last)
+        last_value = agent.value(to_device(sampler.observation, device))
 
     value = torch.stack(values, dim=1)
     if not bool(torch.isfinite(value).all()):
-        raise DivergenceError("the value function gave a value that is not finite while sampling; lower optimizer.step_size")
+        raise DivergenceError(
+            "the value function gave a value that is not finite while sampling; lower optimizer.step_size"
+        )
     next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
     for index, t, final_value in bootstraps:
         next_value[torch.from_numpy(index).to(device), t] = final_value
@@ -207,24 +210,22 @@ def collect(
     )
 
 
+def to_device(observation: EnvObservation, device: torch.device) -> Observation:
+    """An environment's observation as tensors on a device."""
+    return map_observation(lambda array: torch.from_numpy(array).to(device, non_blocking=True), observation)
+
+
 def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:
     dtype = torch.from_numpy(x[:0]).dtype
     return torch.empty((x.shape[0], steps, *x.shape[1:]), dtype=dtype, device=device)
 
 
 def _store(observation: EnvObservation, into: Observation, t: int, device: torch.device) -> Observation:
-    """Write an observation into column ``t`` and return it as a contiguous batch on the device."""
-
-    def store(array: np.ndarray, column: Tensor) -> Tensor:
-        tensor = torch.from_numpy(array).to(device, non_blocking=True)
+    """Write an observation into column ``t`` and return it as tensors on the device."""
+    tensors = to_device(observation, device)
+    for column, tensor in zip(leaves(into), leaves(tensors), strict=True):
         column[:, t] = tensor
-        return tensor
-
-    if isinstance(observation, dict):
-        assert isinstance(into, dict)
-        return {key: store(array, into[key]) for key, array in observation.items()}
-    assert isinstance(into, Tensor)
-    return store(observation, into)
+    return tensors
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 
 from anybatch import checkpoint
 from anybatch._version import __version__
-from anybatch.atomic import write_text
+from anybatch.atomic import remove_leftovers, write_text
 from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict, to_yaml
 from anybatch.distributed import is_main, world_size
@@ -181,17 +182,31 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
         raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
 
 
-def open_run(folder: Path, *, quiet: bool) -> tuple[Run, dict[str, Any]]:
+def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -> tuple[Run, dict[str, Any]]:
     """Open a run folder to go on with it.
+
+    Args:
+        folder: the run folder.
+        total_env_steps: replaces the configuration's, in config.yaml as well.
+        quiet: show no progress.
 
     Returns:
         The run, at its newest intact checkpoint, and that checkpoint's state.
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
+        ConfigError: ``total_env_steps`` is not above what is done.
     """
     config, seed = read_config(folder)
     content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+    remove_leftovers(folder / CHECKPOINTS)
+    if total_env_steps is not None:
+        if total_env_steps <= content["run"]["env_steps"]:
+            raise ConfigError(
+                f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
+            )
+        config = replace(config, total_env_steps=total_env_steps)
+        write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
     run = Run(folder, config, seed, quiet=quiet, state=content["run"])
     for sentence in passed_over:
         run.message(f"{sentence}; going on from the checkpoint before it")

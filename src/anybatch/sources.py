@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Protocol
 
-
 from anybatch.rollout import Rollout, Sampled, Sampler
 
 Collect = Callable[[], Rollout]
@@ -83,5 +82,3 @@ class Delayed:
         """Put the environments and the waiting rollouts back."""
         self._waiting = deque(Rollout(**values) for values in state["waiting"])
         return self._sampler.load_state_dict(state["sampler"])
-
-

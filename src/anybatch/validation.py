@@ -66,7 +66,9 @@ def validate(config: TrainConfig) -> TrainConfig:
         if not (finite and allowed(value)):
             raise ConfigError(f"{name} is {value}, but must be {words}")
     if not all(0 <= beta < 1 for beta in config.optimizer.adam_betas):
-        raise ConfigError(f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1")
+        raise ConfigError(
+            f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1"
+        )
     if config.optimizer.max_grad_norm is not None and not config.optimizer.max_grad_norm > 0:
         raise ConfigError(f"optimizer.max_grad_norm is {config.optimizer.max_grad_norm}, but must be above 0, or none")
     time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
@@ -91,8 +93,8 @@ def _check_policy(config: TrainConfig) -> None:
         )
     if policy.importance == "proximal" and policy.proximal == "ewma":
         raise ConfigError(
-            "policy.importance proximal with policy.proximal ewma weights samples by a policy that did not sample them, "
-            "which biases the gradient; set policy.importance behavior"
+            "policy.importance proximal with policy.proximal ewma weights samples by a policy that did not sample "
+            "them, which biases the gradient; set policy.importance behavior"
         )
     stale = config.rollout.source.kind != "synchronous"
     if policy.importance == "proximal" and not stale:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anybatch.config import EnvConfig
-from anybatch.envs import make
+from anybatch.envs.make import make
+from anybatch.envs.registry import environment_id
 
 
 class Scripted(gymnasium.Env):
@@ -51,7 +52,7 @@ def test_stream_is_the_scripts(script: list[list[tuple[int, bool]]], mode: Autor
     def vector(num_envs: int) -> gymnasium.vector.VectorEnv:
         return SyncVectorEnv([lambda s=s: Scripted(s) for s in script], autoreset_mode=mode)
 
-    env = make(EnvConfig(id=single if mode is None else vector), len(script), 0)
+    env = make(EnvConfig(id=environment_id(single if mode is None else vector)), len(script), 0)
     assert env.reset().tolist() == [[0, 0]] * len(script)
     episode, step = np.zeros(len(script), int), np.zeros(len(script), int)
     for _ in range(15):

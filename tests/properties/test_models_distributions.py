@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 from torch import distributions as reference
 
-from anybatch.models import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
+from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
 
 SIZE = 6
 FEW = settings(max_examples=40, deadline=None)

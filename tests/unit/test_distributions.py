@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from anybatch.errors import EnvError
-from anybatch.models import ActionSpec, Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
+from anybatch.models.actions import ActionSpec
+from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
 
 LOG2 = math.log(2)
 

@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 
 from anybatch.config import EnvConfig
-from anybatch.envs import list_envs, make
-from anybatch.envs import spaces as spaces_of
+from anybatch.envs.make import list_envs, make
+from anybatch.envs.make import spaces as spaces_of
 from anybatch.envs.procgen import GAMES, NORMALIZATION, normalized_return
 from anybatch.errors import ConfigError, EnvError
 
@@ -128,7 +128,7 @@ class TestProcgen:
 
     def test_after_somebody_else_imported_envpool(self) -> None:
         code = (
-            "import envpool\nfrom anybatch.config import EnvConfig\nfrom anybatch.envs import make\n"
+            "import envpool\nfrom anybatch.config import EnvConfig\nfrom anybatch.envs.make import make\n"
             "print(make(EnvConfig(id='procgen:maze'), 1, 0).reset().shape)"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -138,7 +138,7 @@ class TestProcgen:
         code = (
             "import anybatch.envs.qt as qt\nimport importlib.util as u\nfind = u.find_spec\n"
             "u.find_spec = lambda name, *a: None if name == 'PyQt5' else find(name, *a)\n"
-            "from anybatch.config import EnvConfig\nfrom anybatch.envs import make\n"
+            "from anybatch.config import EnvConfig\nfrom anybatch.envs.make import make\n"
             "make(EnvConfig(id='procgen:maze'), 1, 0)"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

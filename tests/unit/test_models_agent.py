@@ -11,8 +11,9 @@ import torch
 
 from anybatch.config import ModelConfig
 from anybatch.errors import ConfigError
-from anybatch.models import Agent, build_agent, resolve_device, resolve_precision
-from anybatch.observations import batch_size, first_leaf, map_observation
+from anybatch.models.agent import Agent, build_agent
+from anybatch.models.precision import resolve_device, resolve_precision
+from anybatch.observations import leaves, map_observation
 
 IMAGE = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 VECTOR = gym.spaces.Box(-1, 1, (5,))
@@ -210,8 +211,7 @@ def test_dictionary_observations() -> None:
     params, value = agent(observation)
     assert (params.shape, params.dtype, value.shape) == ((2, 15), torch.float32, (2,))
     assert agent.policy.encoder.out_features == 256 + 2 + 2
-    assert batch_size(observation) == 2
-    assert first_leaf(observation) is observation["camera.rgb"]
+    assert leaves(observation)[0] is observation["camera.rgb"]
     halves = map_observation(lambda x: x[:1], observation)
     torch.testing.assert_close(agent(halves)[0], params[:1], rtol=1e-2, atol=1e-3)
 

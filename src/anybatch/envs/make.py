@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,12 +16,9 @@ from anybatch.config import EnvConfig
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
+from anybatch.envs.registry import FORMS, find_environment
 from anybatch.errors import ConfigError, EnvError
 
-_FORMS = (
-    "procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function (or a Python callable) that makes a Gymnasium "
-    "environment"
-)
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
 
@@ -36,11 +31,9 @@ def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    if not isinstance(config.id, str):
-        return _make_callable(config.id, describe(config), config.options, num_envs, seed, rendering)
     family, colon, name = config.id.partition(":")
     if not colon or not name:
-        raise ConfigError(f"env.id is {config.id!r}, which is none of {_FORMS}{_suggest_family(config.id)}")
+        raise ConfigError(f"env.id is {config.id!r}, but must be {FORMS}{_suggest_family(config.id)}")
     if family == "procgen":
         from anybatch.envs.procgen import make_procgen
 
@@ -57,16 +50,7 @@ def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False
         return _make_envpool(name, config, num_envs, seed, rendering)
     if family == "gym":
         return _make_gym(name, config.id, config.options, num_envs, seed, rendering)
-    function = _import(family, name, config.id)
-    return _make_callable(function, config.id, config.options, num_envs, seed, rendering)
-
-
-def describe(config: EnvConfig) -> str:
-    """The id of the environment as text, also where it is a callable."""
-    if isinstance(config.id, str):
-        return config.id
-    name = getattr(config.id, "__qualname__", type(config.id).__qualname__)
-    return f"{getattr(config.id, '__module__', type(config.id).__module__)}:{name}"
+    return _make_callable(find_environment(config.id), config.id, config.options, num_envs, seed, rendering)
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -157,23 +141,6 @@ def _vectorize(
         processes = AsyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVector(processes, seed, env_id=env_id)
     raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
-
-
-def _import(module: str, name: str, env_id: str) -> Callable[..., Any]:
-    if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
-        raise ConfigError(f"env.id is {env_id!r}, which is none of {_FORMS}.")
-    try:
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"env.id is {env_id!r}, read as import.path:function, and {error}; the forms are {_FORMS}."
-        ) from error
-    if not callable(function):
-        raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function.")
-    result: Callable[..., Any] = function
-    return result
 
 
 def _make_callable(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.errors import ConfigError
-from anybatch.observations import Observation, first_leaf
+from anybatch.observations import Observation, leaves
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -61,7 +61,7 @@ def encode(encoder: nn.Module, observation: Observation, precision: Literal["fp3
     if precision == "fp32" or not getattr(encoder, "low_precision", False):
         return as_float32(encoder(observation))
     # Without the cache of cast weights: each weight is used once here, and functional weights must not be mixed up.
-    with torch.autocast(first_leaf(observation).device.type, torch.bfloat16, cache_enabled=False):
+    with torch.autocast(leaves(observation)[0].device.type, torch.bfloat16, cache_enabled=False):
         features = encoder(observation)
     return as_float32(features)
 

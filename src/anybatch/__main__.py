@@ -1,0 +1,10 @@
+"""``python -m anybatch``, the same as the command ``anybatch``."""
+
+from __future__ import annotations
+
+import sys
+
+from anybatch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

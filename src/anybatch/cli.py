@@ -1,0 +1,205 @@
+"""The command line: ``anybatch COMMAND ...``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+import yaml
+
+from anybatch.config import TrainConfig
+from anybatch.config_io import from_dict
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError
+from anybatch.presets import PRESETS
+
+if TYPE_CHECKING:
+    from anybatch.training import TrainResult
+
+DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+_HELP = """usage: anybatch COMMAND ...
+
+  train PRESET     train; PRESET is {presets}, or a config.yaml
+  resume RUN       go on with an interrupted run
+  eval RUN         play episodes with a trained policy and print their mean return
+  watch RUN        write a video of a trained policy
+
+Every command explains its options with --help."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted (resumable)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_HELP.format(presets=", ".join(PRESETS)))
+        return DONE if arguments else BAD_INPUT
+    if arguments[0] == "--version":
+        from anybatch._version import __version__
+
+        print(f"anybatch {__version__}")
+        return DONE
+    command = _COMMANDS.get(arguments[0])
+    try:
+        if command is None:
+            raise ConfigError(f"command is {arguments[0]!r}, but must be one of {', '.join(_COMMANDS)}")
+        return command(arguments[1:])
+    except (ConfigError, CheckpointError) as error:
+        print(f"anybatch: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (AnybatchError, OSError) as error:
+        print(f"anybatch: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a policy."""
+
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    out: Path | None = None
+    """Run folder; by default runs/PRESET-ENV-seedN."""
+    seed: int = 0
+    """Every random choice of the run follows from it."""
+    quiet: bool = False
+    """Show no progress."""
+
+
+def _train(arguments: list[str]) -> int:
+    name, rest = _first(arguments, "train", f"PRESET, one of {', '.join(PRESETS)}, or the path of a config.yaml")
+    parsed = tyro.cli(
+        TrainArguments,
+        args=rest,
+        prog=f"anybatch train {name}",
+        default=TrainArguments(config=_preset(name)),
+    )
+    from anybatch.training import train
+
+    out = parsed.out or _free_folder(name, parsed.config, parsed.seed)
+    return _ended(train(parsed.config, out, parsed.seed, quiet=parsed.quiet))
+
+
+@dataclass(frozen=True)
+class ResumeArguments:
+    """Go on with an interrupted run from its newest checkpoint."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    total_env_steps: int | None = None
+    """Train up to this many environment steps instead of what the run's config.yaml says."""
+    quiet: bool = False
+    """Show no progress."""
+
+
+def _resume(arguments: list[str]) -> int:
+    parsed = tyro.cli(ResumeArguments, args=arguments, prog="anybatch resume")
+    from anybatch.training import resume
+
+    return _ended(resume(parsed.run, total_env_steps=parsed.total_env_steps, quiet=parsed.quiet))
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    episodes: int = 100
+    """Episodes to play."""
+    seed: int = 0
+    """Seed of environments and actions."""
+    greedy: bool = False
+    """Take the most likely action instead of sampling."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto."""
+
+
+def _eval(arguments: list[str]) -> int:
+    parsed = tyro.cli(EvalArguments, args=arguments, prog="anybatch eval")
+    from anybatch.evaluation import evaluate, load_policy, unseen_levels
+
+    policy = load_policy(parsed.run, device=parsed.device)
+    unseen = unseen_levels(policy.config.env)
+    label = "mean return" if unseen is None else "mean return on training levels"
+    print(f"{label}: {evaluate(policy, None, parsed.episodes, parsed.seed, greedy=parsed.greedy)}")
+    if unseen is not None:
+        elsewhere = evaluate(policy, unseen, parsed.episodes, parsed.seed, greedy=parsed.greedy)
+        print(f"mean return on unseen levels: {elsewhere}")
+    return DONE
+
+
+@dataclass(frozen=True)
+class WatchArguments:
+    """Write a video of a trained policy."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    video: Path = Path("anybatch.mp4")
+    """File to write, .mp4 or .gif."""
+    episodes: int = 1
+    """Episodes to play."""
+    seed: int = 0
+    """Seed of environment and actions."""
+    fps: int = 15
+    """Frames a second."""
+
+
+def _watch(arguments: list[str]) -> int:
+    parsed = tyro.cli(WatchArguments, args=arguments, prog="anybatch watch")
+    from anybatch.evaluation import load_policy
+    from anybatch.watch import record
+
+    policy = load_policy(parsed.run, device="cpu")
+    frames = record(policy, parsed.video, episodes=parsed.episodes, seed=parsed.seed, fps=parsed.fps)
+    print(f"wrote {frames} frames to {parsed.video}")
+    return DONE
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "resume": _resume, "eval": _eval, "watch": _watch}
+
+
+def _first(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
+    """Split the leading word off; ``--help`` alone explains the first preset."""
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    if arguments and arguments[0] in ("-h", "--help"):
+        return next(iter(PRESETS)), arguments
+    raise ConfigError(f"anybatch {command} needs {what}")
+
+
+def _preset(name: str) -> TrainConfig:
+    if name in PRESETS:
+        return PRESETS[name]()
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"preset is {name!r}, but must be one of {', '.join(PRESETS)}, or the path of a config.yaml")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} must hold fields and sections")
+    return from_dict({key: value for key, value in values.items() if key not in ("anybatch", "seed")})
+
+
+def _free_folder(name: str, config: TrainConfig, seed: int) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(name).stem}-{config.env.id.split(':')[-1]}-seed{seed}")
+    candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
+    return next(path for path in candidates if not path.exists())
+
+
+def _ended(result: TrainResult) -> int:
+    if result.interrupted:
+        print(f"stopped at {result.env_steps:,} environment steps; go on with: anybatch resume {result.run_dir}")
+        return INTERRUPTED
+    print(f"done: {result.env_steps:,} steps; the last 100 episodes returned {result.mean_episode_return:.2f}")
+    print(f"wrote {result.run_dir}")
+    return DONE

@@ -1,0 +1,89 @@
+"""The look that all figures share. Needs the extra anybatch[plot]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anybatch.errors import AnybatchError
+
+# Okabe and Ito's palette, told apart by colour-blind readers
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#F0E442",
+    "#000000",
+)
+PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
+
+_STYLE = {
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+}
+
+
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing to files.
+
+    Raises:
+        AnybatchError: Matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise AnybatchError("figures need Matplotlib: pip install 'anybatch[plot]'") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+@contextmanager
+def figure(path: Path, *, columns: int = 1, rows: int = 1, width: float = 5.0, height: float = 3.2) -> Iterator[Any]:
+    """Axes of a new figure, written to ``path`` at the end.
+
+    Args:
+        path: the PNG (or PDF, SVG) file.
+        columns: panels side by side.
+        rows: panels above each other.
+        width: inches per panel.
+        height: inches per panel.
+
+    Yields:
+        One Axes, or an array (rows * columns,) of them.
+    """
+    plt = pyplot()
+    with plt.rc_context(_STYLE):
+        fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
+        yield axes if rows * columns == 1 else axes.reshape(-1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path)
+        plt.close(fig)
+
+
+def in_millions(axis: Any, label: str = "environment steps") -> None:
+    """Label a steps axis in plain units: thousands or millions."""
+    from matplotlib.ticker import FuncFormatter
+
+    def text(value: float, _: int) -> str:
+        if abs(value) >= 1e6:
+            return f"{value / 1e6:g}M"
+        return f"{value / 1e3:g}k" if value else "0"
+
+    axis.xaxis.set_major_formatter(FuncFormatter(text))
+    axis.set_xlabel(label)
