@@ -1,0 +1,118 @@
+"""The early part of Procgen training against the published curves.
+
+    python benchmarks/procgen_early.py run --games starpilot coinrun dodgeball --seeds 1 --steps 1048576
+    python benchmarks/procgen_early.py draw
+
+``run`` trains the PPO preset with all 256 environments, game after game, and goes on where it was interrupted. ``draw``
+copies the progress of every run into results/procgen-early/ and draws it over the published curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from anybatch.config_io import override
+from anybatch.logs import read_progress
+from anybatch.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.presets import PRESETS
+from anybatch.training import resume, train
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "results" / "reference" / "procgen_hard_published_curves.csv.gz"
+POINTS = (262_144, 524_288, 1_048_576, 1_572_864, 2_031_616, 2_949_120)
+KEPT = ("iteration", "env_steps", "seconds", "mean_episode_return", "mean_episode_return_400", "episodes")
+
+
+def run(preset: str, games: list[str], seeds: list[int], steps: int, runs: Path, threads: int) -> None:
+    for seed in seeds:
+        for game in games:
+            folder = runs / f"{preset}-{game}-seed{seed}"
+            config = override(PRESETS[preset](f"procgen:{game}-hard"), {"total_env_steps": steps, "threads": threads})
+            started = (folder / "config.yaml").exists()
+            done = max(read_progress(folder / "progress.csv")["env_steps"], default=0) if started else 0
+            if done < steps:
+                print(resume(folder, total_env_steps=steps) if started else train(config, folder, seed), flush=True)
+
+
+def published(algorithm: str, game: str) -> dict[int, list[float]]:
+    """Returns of the seeds, by environment steps."""
+    by_steps: dict[int, list[float]] = defaultdict(list)
+    with gzip.open(REFERENCE, "rt") as file:
+        for row in csv.DictReader(file):
+            if row["algorithm"] == algorithm and row["env"] == game:
+                by_steps[int(row["env_steps"])].append(float(row["mean_episode_return"]))
+    return by_steps
+
+
+def draw(preset: str, runs: Path, results: Path) -> None:
+    algorithm = preset.removesuffix("-ewma")
+    for folder in sorted(runs.glob(f"{preset}-*-seed*")):
+        keep_progress(folder, results)
+    curves = {path.name.removesuffix(".csv"): read_progress(path) for path in sorted(results.glob(f"{preset}-*.csv"))}
+    games = list(dict.fromkeys(name.removeprefix(f"{preset}-").split("-")[0] for name in curves))
+    with figure(results / f"{preset}.png", columns=len(games), width=3.4, height=2.9) as axes:
+        for panel, game in zip([axes] if len(games) == 1 else axes, games, strict=True):
+            theirs = published(algorithm, game)
+            ours = {name: curve for name, curve in curves.items() if f"-{game}-" in name}
+            last = max(curve["env_steps"][-1] for curve in ours.values())
+            steps = [s for s in sorted(theirs) if s <= last * 1.02]
+            means = [statistics.mean(theirs[s]) for s in steps]
+            spreads = [statistics.stdev(theirs[s]) for s in steps]
+            low, high = zip(*((m - s, m + s) for m, s in zip(means, spreads, strict=True)), strict=True)
+            panel.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
+            panel.plot(steps, means, color=BLACK, label=f"published {algorithm.upper()}, 3 seeds")
+            for color, (name, curve) in zip((BLUE, VERMILION), ours.items(), strict=False):
+                label = f"anybatch, seed {name.rsplit('seed', 1)[1]}"
+                panel.plot(curve["env_steps"], curve["mean_episode_return_400"], color=color, label=label)
+                report(name, curve, theirs)
+            panel.set_title(f"{game}, hard")
+            panel.set_ylabel("mean return, last 400 episodes")
+            panel.legend(fontsize=7)
+            in_millions(panel)
+    print(f"wrote {results / f'{preset}.png'}")
+
+
+def report(name: str, curve: dict[str, list[float]], theirs: dict[int, list[float]]) -> None:
+    """Print ours beside theirs where the paper's authors and we have the same number of environment steps."""
+    for step in POINTS:
+        if step in curve["env_steps"]:
+            value = curve["mean_episode_return_400"][curve["env_steps"].index(step)]
+            mean, spread = statistics.mean(theirs[step]), statistics.stdev(theirs[step])
+            print(f"{name} at {step / 1e6:.2f}M: {value:.2f}, published {mean:.2f} +- {spread:.2f}")
+
+
+def keep_progress(folder: Path, results: Path) -> None:
+    progress = read_progress(folder / "progress.csv")
+    results.mkdir(parents=True, exist_ok=True)
+    with (results / f"{folder.name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(KEPT)
+        writer.writerows(zip(*(progress[column] for column in KEPT), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "draw"))
+    parser.add_argument("--preset", choices=PRESETS, default="ppo")
+    parser.add_argument("--games", nargs="+", default=["starpilot", "coinrun", "dodgeball"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--steps", type=int, default=1_048_576, help="environment steps of each run")
+    parser.add_argument("--threads", type=int, default=1, help="threads that step environments")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "procgen-early", help="run folders")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "procgen-early", help="what is committed")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        run(
+            arguments.preset, arguments.games, arguments.seeds, arguments.steps, arguments.runs, arguments.threads
+        )
+    else:
+        draw(arguments.preset, arguments.runs, arguments.results)
+
+
+if __name__ == "__main__":
+    main()
