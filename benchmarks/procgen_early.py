@@ -107,9 +107,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "procgen-early", help="what is committed")
     arguments = parser.parse_args()
     if arguments.command == "run":
-        run(
-            arguments.preset, arguments.games, arguments.seeds, arguments.steps, arguments.runs, arguments.threads
-        )
+        run(arguments.preset, arguments.games, arguments.seeds, arguments.steps, arguments.runs, arguments.threads)
     else:
         draw(arguments.preset, arguments.runs, arguments.results)
 

@@ -58,6 +58,7 @@ def explained_variance(value: Tensor, target: Tensor) -> Tensor:
     Returns:
         Scalar, at most 1; NaN where the targets do not vary, since the share is then undefined.
     """
-    variance = target.float().var(correction=0)
-    residual = (target.float() - value.float()).var(correction=0)
-    return torch.where(variance > 0, 1 - residual / variance, torch.nan)
+    target, value = target.double(), value.double()  # where the variance of equal fp32 numbers is exactly 0
+    variance = target.var(correction=0)
+    residual = (target - value).var(correction=0)
+    return torch.where(variance > 0, 1 - residual / variance, torch.nan).float()

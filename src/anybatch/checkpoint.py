@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,10 @@ def save(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path
     payload = buffer.getbuffer()
     path = folder / f"iteration-{iteration:09d}.ckpt"
     write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
-    for old in checkpoints(folder)[:-keep]:
-        old.unlink(missing_ok=True)
+    present = checkpoints(folder)
+    newest = present.index(path)
+    for other in present[: max(0, newest + 1 - keep)] + present[newest + 1 :]:  # later ones were found damaged
+        other.unlink(missing_ok=True)
     return path
 
 
@@ -59,7 +60,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: its content does not match its digest")
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # the unpickler raises nearly anything for bytes that torch.save did not write
         raise CheckpointError(f"{path} holds something that is not a checkpoint of anybatch") from error
     return state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +16,7 @@ from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError
 from anybatch.presets import PRESETS
+from anybatch.scaling_options import TrainScaling
 
 if TYPE_CHECKING:
     from anybatch.training import TrainResult
@@ -28,6 +29,8 @@ _HELP = """usage: anybatch COMMAND ...
   resume RUN       go on with an interrupted run
   eval RUN         play episodes with a trained policy and print their mean return
   watch RUN        write a video of a trained policy
+  scale PRESET     show what has to change with the batch size
+  doctor RUN       say what is wrong with a run, and whether the scaling rules hold for it
 
 Every command explains its options with --help."""
 
@@ -67,22 +70,29 @@ class TrainArguments:
     """Run folder; by default runs/PRESET-ENV-seedN."""
     seed: int = 0
     """Every random choice of the run follows from it."""
+    scaling: TrainScaling = field(default_factory=TrainScaling)
     quiet: bool = False
     """Show no progress."""
 
 
 def _train(arguments: list[str]) -> int:
     name, rest = _first(arguments, "train", f"PRESET, one of {', '.join(PRESETS)}, or the path of a config.yaml")
+    base = _preset(name)
     parsed = tyro.cli(
         TrainArguments,
         args=rest,
         prog=f"anybatch train {name}",
-        default=TrainArguments(config=_preset(name)),
+        default=TrainArguments(config=base),
     )
+    from anybatch.cli_scaling import report, scale_to_batch
     from anybatch.training import train
+    from anybatch.validation import validate
 
-    out = parsed.out or _free_folder(name, parsed.config, parsed.seed)
-    return _ended(train(parsed.config, out, parsed.seed, quiet=parsed.quiet))
+    config, changes = scale_to_batch(base, parsed.config, rest, parsed.scaling)
+    if changes:
+        print(f"{report(base, validate(config), changes)}\nto train without this: --scaling.off")
+    out = parsed.out or _free_folder(name, config, parsed.seed)
+    return _ended(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,27 @@ def _watch(arguments: list[str]) -> int:
     return DONE
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train, "resume": _resume, "eval": _eval, "watch": _watch}
+def _scale(arguments: list[str]) -> int:
+    name, rest = _first(arguments, "scale", f"PRESET, one of {', '.join(PRESETS)}, or the path of a config.yaml")
+    from anybatch.cli_scaling import scale_command
+
+    return scale_command(name, _preset(name), rest)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from anybatch.cli_scaling import doctor_command
+
+    return doctor_command(arguments)
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": _train,
+    "resume": _resume,
+    "eval": _eval,
+    "watch": _watch,
+    "scale": _scale,
+    "doctor": _doctor,
+}
 
 
 def _first(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:

@@ -25,6 +25,8 @@ class EnvConfig:
     """Bootstrap the value where an episode was cut by a time limit; None means yes, except for Procgen."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
+    step_timeout: float | None = None
+    """Seconds after which a step or reset that has not returned ends the run; None waits for ever."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,10 @@ class SourceConfig:
     """Iterations that every rollout waits before it is trained on (delayed)."""
     max_lag: int = 1
     """Most iterations between the weights that acted and those being trained (asynchronous)."""
+    deterministic: bool = False
+    """Act with weights exactly max_lag iterations old, not with the newest: one seed, one result (asynchronous)."""
+    ray_workers: int = 0
+    """Sample in this many Ray actors, also on other machines; 0 samples in a thread of this process (asynchronous)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class RewardConfig:
     """Divide rewards by the running standard deviation of their discounted sum."""
     return_discount: float = 0.99
     """Discount of the running return whose standard deviation is used."""
-    clip: float = 10.0
+    bound: float = 10.0
     """Normalised rewards are clipped to plus or minus this."""
 
 
@@ -106,6 +112,8 @@ class PolicyConfig:
     """Centre of mass of the proximal EWMA, in gradient steps: beta/(1-beta)."""
     max_importance_ratio: float = 100.0
     """Cap on pi_theta / pi_behav."""
+    allow_stale_coupled: bool = False
+    """Accept stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
     entropy_coefficient: float = 0.01
     """Coefficient of the entropy bonus."""
 
@@ -168,6 +176,8 @@ class LogConfig:
     """Log to Weights & Biases (extra anybatch[wandb])."""
     wandb_project: str = "anybatch"
     """Project name there."""
+    noise_scale: bool = True
+    """Estimate the gradient noise scale, which says up to which batch the scaling rules hold."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +207,12 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     aux: AuxiliaryConfig = field(default_factory=AuxiliaryConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the rollout source hands out data from older weights than those being trained."""
+        source = self.rollout.source
+        return {"synchronous": 0, "delayed": source.delay, "asynchronous": source.max_lag}[source.kind] > 0
 
     @property
     def iteration_batch(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -150,11 +151,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return {str(key): _convert(typing.get_args(kind)[1], item, f"{name}.{key}") for key, item in value.items()}
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if kind is float and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
-        try:
-            return float(value)
-        except ValueError:
-            pass
+    if kind in (int, float) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+        if kind is float and isinstance(value, float):
+            return value
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):

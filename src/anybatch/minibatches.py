@@ -49,13 +49,12 @@ class Minibatch:
 
     def pieces(self, most: int) -> Iterator[Minibatch]:
         """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
-        count = math.ceil(len(self) / most)
-        if count == 1:
+        cuts = equal_cuts(len(self), most)
+        if len(cuts) == 1:
             yield self
             return
-        edges = [round(i * len(self) / count) for i in range(count + 1)]
-        for start, stop in pairwise(edges):
-            yield self._map(lambda tensor, a=start, b=stop: tensor[a:b])
+        for cut in cuts:
+            yield self._map(lambda tensor, cut=cut: tensor[cut])
 
     def _map(self, function) -> Minibatch:  # type: ignore[no-untyped-def]
         return Minibatch(
@@ -67,6 +66,13 @@ class Minibatch:
 _TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value", "value_target")
 
 
+def equal_cuts(length: int, most: int) -> list[slice]:
+    """Cut ``length`` samples into the fewest consecutive slices of at most ``most``, as equal as possible."""
+    count = math.ceil(length / most)
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
 def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
     """Pieces that each trajectory is cut into: the fewest that can be dealt out evenly.
 
@@ -76,7 +82,7 @@ def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
     Raises:
         ConfigError: the pieces would not have equal length.
     """
-    chunks = minibatches // math.gcd(num_envs, minibatches)
+    chunks = _fewest_chunks(num_envs, minibatches)
     if steps % chunks:
         raise ConfigError(
             f"optimizer.minibatches {minibatches} cannot share out {num_envs} environments of {steps} steps evenly: "
@@ -84,6 +90,42 @@ def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
             f"minibatches that divide env.num_envs, or rollout.steps that is a multiple of {chunks}"
         )
     return chunks
+
+
+def auxiliary_time_chunks(policy_iterations: int, num_envs: int, steps: int, minibatches: int) -> int:
+    """:func:`time_chunks` for the auxiliary phase, which deals out the trajectories of all N_pi iterations.
+
+    Raises:
+        ConfigError: the pieces would not have equal length.
+    """
+    trajectories = policy_iterations * num_envs
+    chunks = _fewest_chunks(trajectories, minibatches)
+    if steps % chunks:
+        raise ConfigError(
+            f"aux.minibatches {minibatches} cannot share out a phase's {trajectories} trajectories of {steps} steps "
+            f"evenly: each would be cut into {chunks} pieces, which does not divide rollout.steps; choose "
+            f"aux.minibatches that divide {trajectories} (aux.policy_iterations times the environments), or "
+            f"rollout.steps that is a multiple of {chunks}"
+        )
+    return chunks
+
+
+def _fewest_chunks(trajectories: int, minibatches: int) -> int:
+    return minibatches // math.gcd(trajectories, minibatches)
+
+
+def deal(pieces: int, minibatches: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Deal numbered pieces of trajectories out in random order.
+
+    Args:
+        pieces: their number, a multiple of ``minibatches``.
+        minibatches: M.
+        generator: CPU generator of the random order.
+
+    Returns:
+        M equal shares (pieces/M,) of piece numbers; each number is in exactly one.
+    """
+    return torch.randperm(pieces, generator=generator).chunk(minibatches)
 
 
 def shuffled(batch: Batch, minibatches: int, generator: torch.Generator) -> Iterator[Minibatch]:
@@ -99,12 +141,11 @@ def shuffled(batch: Batch, minibatches: int, generator: torch.Generator) -> Iter
     """
     num_envs, steps = batch.advantage.shape
     chunks = time_chunks(num_envs, steps, minibatches)
-    order = torch.randperm(num_envs * chunks, generator=generator)
-    for chosen in order.chunk(minibatches):  # equal by construction: minibatches divides num_envs * chunks
+    for chosen in deal(num_envs * chunks, minibatches, generator):
         index = chosen.to(batch.advantage.device)
 
         def take(tensor: Tensor, index: Tensor = index) -> Tensor:
-            pieces = tensor.view(num_envs * chunks, steps // chunks, *tensor.shape[2:])
+            pieces = tensor.reshape(num_envs * chunks, steps // chunks, *tensor.shape[2:])
             return pieces[index].flatten(0, 1)
 
         yield Minibatch(map_observation(take, batch.observation), *(take(getattr(batch, name)) for name in _TENSORS))

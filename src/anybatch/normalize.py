@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,56 +12,117 @@ from anybatch.distributed import moments
 _EPSILON = 1e-8
 
 
+class RunningMoments:
+    """Weighted mean and variance of everything added so far, in Welford's form, which cannot go negative.
+
+    A single number each, or one for each of R stacked runs.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        """Nothing added yet; ``shape`` is that of the mean, (R,) for stacked runs."""
+        self.weight = torch.zeros(shape, dtype=torch.float64)
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.squares = torch.zeros(shape, dtype=torch.float64)  # weighted sum of squared deviations from the mean
+
+    def add(self, mean: Tensor, var: Tensor, count: Tensor, decay: float | Tensor = 1.0) -> None:
+        """Add ``count`` values by their mean and population variance, after multiplying older weights by ``decay``."""
+        old = decay * self.weight
+        weight = old + count
+        shift = mean - self.mean
+        self.squares = decay * self.squares + count * var + shift.square() * old * count / weight
+        self.mean = self.mean + shift * count / weight
+        self.weight = weight
+
+    @property
+    def var(self) -> Tensor:
+        """The weighted variance, at least 0."""
+        return self.squares / self.weight.clamp(min=1e-300)
+
+
+def span_decay(span: float | Tensor) -> float | Tensor:
+    """Decay rate beta of an EWMA whose span is ``2/(1-beta) - 1``."""
+    return (span - 1) / (span + 1)
+
+
+def standardized(advantage: Tensor, mean: float | Tensor, var: float | Tensor) -> Tensor:
+    """``(advantage - mean) / (std + 1e-8)`` in fp32; any shapes that broadcast."""
+    # in float64: for constant data a rounding error of the mean must not be divided by epsilon
+    return ((advantage.double() - mean) / (var**0.5 + _EPSILON)).float()
+
+
+def discounted_returns(reward: Tensor, first: Tensor, carried: Tensor, discount: float) -> Tensor:
+    """Discounted sums of the rewards so far, along each environment.
+
+    Args:
+        reward: (..., N, T) float64 rewards.
+        first: (..., N, T) bool, the step was the first of its episode.
+        carried: (..., N) the sums before the first step.
+        discount: of the running sum.
+
+    Returns:
+        (T, ..., N) sums; the last one is carried on to the next call.
+    """
+    keep = discount * (~first).double()
+    returns = []
+    for reward_t, keep_t in zip(reward.unbind(-1), keep.unbind(-1), strict=True):
+        carried = torch.addcmul(reward_t, keep_t, carried)
+        returns.append(carried)
+    return torch.stack(returns)
+
+
+def scaled_reward(reward: Tensor, var: Tensor, clip: float) -> Tensor:
+    """Rewards over the standard deviation of their discounted return, clipped to plus or minus ``clip``, in fp32.
+
+    Args:
+        reward: (..., N, T) float64 rewards.
+        var: that return's variance; any shape that broadcasts.
+        clip: the bound.
+    """
+    return (reward * (var + _EPSILON).rsqrt()).clamp(-clip, clip).float()
+
+
 class AdvantageNormalizer:
     """Shifts and scales advantages by moments that are weighted over iterations (section 4, third adjustment).
 
     An EWMA of the mean and variance with span ``2/(1-beta) - 1`` iterations, every iteration weighted by its number
-    of samples, the current one included. Span 1 uses the current iteration alone. The variance is accumulated in
-    Welford's form, which cannot go negative.
+    of samples, the current one included. Span 1 uses the current iteration alone.
     """
 
     def __init__(self, span: float = 1.0) -> None:
         """Start without history; ``span`` is the effective sample size in iterations, at least 1."""
-        if span < 1:
-            raise ValueError(f"advantage span {span} is below 1, the current iteration alone")
+        if not 1 <= span < math.inf:
+            raise ValueError(f"advantage span {span} must be finite and at least 1, the current iteration alone")
         self.span = span
-        self._weight = torch.zeros((), dtype=torch.float64)
-        self._mean = torch.zeros((), dtype=torch.float64)
-        self._squares = torch.zeros((), dtype=torch.float64)  # weighted sum of squared deviations from the mean
+        self._moments = RunningMoments()
 
     @property
     def decay(self) -> float:
         """The EWMA's decay rate beta, from span = 2/(1-beta) - 1."""
-        return (self.span - 1) / (self.span + 1)
+        return float(span_decay(self.span))
 
     def update(self, mean: Tensor | float, var: Tensor | float, count: Tensor | float) -> None:
         """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers."""
         mean, var, count = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (mean, var, count))
-        old = self.decay * self._weight
-        weight = old + count
-        shift = mean - self._mean
-        self._squares = self.decay * self._squares + count * var + shift.square() * old * count / weight
-        self._mean = self._mean + shift * count / weight
-        self._weight = weight
+        self._moments.add(mean, var, count, self.decay)
 
     def moments(self) -> tuple[float, float]:
         """Weighted mean and variance; the variance is never negative."""
-        return float(self._mean), float(self._squares / self._weight.clamp(min=1e-300))
+        return float(self._moments.mean), float(self._moments.var)
 
     def __call__(self, advantage: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return ``(advantage - mean) / (std + 1e-8)`` in fp32, any shape; entries that are not ``valid`` become 0."""
-        mean, var = self.moments()
-        # in float64: for constant data a rounding error of the mean must not be divided by epsilon
-        normalized = ((advantage.double() - mean) / (var**0.5 + _EPSILON)).float()
+        normalized = standardized(advantage, *self.moments())
         return normalized if valid is None else torch.where(valid, normalized, 0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""
-        return {"weight": self._weight, "mean": self._mean, "squares": self._squares}
+        moments = self._moments
+        return {"weight": moments.weight, "mean": moments.mean, "squares": moments.squares}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self._weight, self._mean, self._squares = state["weight"], state["mean"], state["squares"]
+        moments = self._moments
+        moments.weight, moments.mean, moments.squares = state["weight"], state["mean"], state["squares"]
 
 
 class RewardNormalizer:
@@ -75,9 +138,7 @@ class RewardNormalizer:
         self.discount = discount
         self.clip = clip
         self._return = torch.zeros(num_envs, dtype=torch.float64)
-        self._count = torch.zeros((), dtype=torch.float64)
-        self._mean = torch.zeros((), dtype=torch.float64)
-        self._squares = torch.zeros((), dtype=torch.float64)
+        self._moments = RunningMoments()
 
     def __call__(self, reward: Tensor, first: Tensor) -> Tensor:
         """Normalise a rollout's rewards, after adding it to the statistics.
@@ -89,28 +150,19 @@ class RewardNormalizer:
         Returns:
             (N, T) fp32 rewards.
         """
-        raw, starts = reward.double().cpu(), first.cpu()
-        keep = torch.where(starts, 0.0, self.discount).double()
-        returns = []
-        for reward_t, keep_t in zip(raw.unbind(1), keep.unbind(1), strict=True):
-            self._return = torch.addcmul(reward_t, keep_t, self._return)
-            returns.append(self._return)
-        self._update(*moments(torch.stack(returns)))
-        scale = (self._squares / self._count + _EPSILON).rsqrt()
-        return (raw * scale).clamp(-self.clip, self.clip).float().to(reward.device)
-
-    def _update(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        total = self._count + count
-        shift = mean - self._mean
-        self._squares = self._squares + count * var + shift.square() * self._count * count / total
-        self._mean = self._mean + shift * count / total
-        self._count = total
+        raw = reward.double().cpu()
+        returns = discounted_returns(raw, first.cpu(), self._return, self.discount)
+        self._return = returns[-1]
+        self._moments.add(*moments(returns))
+        return scaled_reward(raw, self._moments.var, self.clip).to(reward.device)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint keeps."""
-        return {"return": self._return, "count": self._count, "mean": self._mean, "squares": self._squares}
+        moments = self._moments
+        return {"return": self._return, "count": moments.weight, "mean": moments.mean, "squares": moments.squares}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self._return, self._count = state["return"], state["count"]
-        self._mean, self._squares = state["mean"], state["squares"]
+        moments = self._moments
+        self._return, moments.weight = state["return"], state["count"]
+        moments.mean, moments.squares = state["mean"], state["squares"]

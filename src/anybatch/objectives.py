@@ -1,4 +1,4 @@
-"""The policy objectives of section 2, as losses to minimise.
+"""The policy objectives of section 2 and the joint objective of PPG's auxiliary phase, as losses to minimise.
 
 Everything is a pure function of log-probabilities of the sampled actions, in fp32. ``theta`` is the policy being
 trained, ``prox`` the proximal policy that limits its speed, ``behav`` the behaviour policy that sampled the data.
@@ -80,6 +80,8 @@ def decoupled_kl_loss(
     Returns:
         Scalar loss: the mean over the samples that count (0 if there are none).
     """
+    if isinstance(kl_coefficient, (int, float)) and kl_coefficient == 0:
+        kl = torch.zeros_like(logp)  # 0 times an infinite KL would be NaN
     logp, logp_behavior, advantage, kl = _masked(mask, logp, logp_behavior, advantage, kl)
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
     weight = torch.exp(logp - logp_behavior)
@@ -99,6 +101,29 @@ def half_squared_log_ratio(logp: Tensor, logp_proximal: Tensor) -> Tensor:
         (B,) estimates, never negative.
     """
     return 0.5 * (logp - logp_proximal).square()
+
+
+def auxiliary_loss(
+    value: Tensor, auxiliary_value: Tensor, value_target: Tensor, kl: Tensor, *, clone_coefficient: float | Tensor = 1.0
+) -> Tensor:
+    """The joint loss of Phasic Policy Gradient's auxiliary phase.
+
+    ``E[ 0.5 (v_aux - target)^2 + 0.5 (v - target)^2 + beta_clone KL[old, theta] ]``: distil the value function into the
+    policy's network, train the value function itself, and keep the policy where the policy phase left it.
+
+    Args:
+        value: (B,) the value head, with gradient.
+        auxiliary_value: (B,) the auxiliary value head on the policy's encoder, with gradient.
+        value_target: (B,) the value targets of the policy phase.
+        kl: (B,) exact KL[pi_old(.|s), pi_theta(.|s)], with gradient; old is the policy before the auxiliary phase.
+        clone_coefficient: beta_clone, at least 0.
+
+    Returns:
+        Scalar loss, the mean over the samples.
+    """
+    value, auxiliary_value, value_target, kl = _masked(None, value, auxiliary_value, value_target, kl)
+    errors = (auxiliary_value - value_target).square() + (value - value_target).square()
+    return _mean(0.5 * errors + clone_coefficient * kl, None)
 
 
 def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: float | Tensor) -> Tensor:

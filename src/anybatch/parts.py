@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from anybatch.actors import Asynchronous
+from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config import TrainConfig
 from anybatch.distributed import rank, world_size
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.make import make
+from anybatch.errors import ConfigError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
+from anybatch.noise_scale import NoiseScale, window_steps
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.optimizers import Optimizers
 from anybatch.policy_phase import Learner
 from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
 from anybatch.rollout import Rollout, Sampler, collect
+from anybatch.segment_layout import layout_of
+from anybatch.segments import SegmentStore
 from anybatch.sources import Delayed, RolloutSource, Synchronous
 
 
@@ -34,6 +41,8 @@ class Parts:
     reward_normalizer: RewardNormalizer | None
     advantage_normalizer: AdvantageNormalizer | None
     env: VectorEnv
+    auxiliary: AuxiliaryPhase | None = None
+    """PPG's auxiliary phase; None without one."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -42,36 +51,50 @@ class Parts:
             "optimizers": self.learner.optimizers.state_dict(),
             "proximal": self.learner.proximal.state_dict(),
             "shuffle": self.learner.shuffle.get_state(),
+            "torch": torch.get_rng_state(),
             "source": self.source.state_dict(),
+            **({"noise_scale": self.learner.noise.state_dict()} if self.learner.noise else {}),
             **{name: part.state_dict() for name, part in self._normalizers().items()},
+            **({"auxiliary": self.auxiliary.state_dict()} if self.auxiliary else {}),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Restore what :meth:`state_dict` gave; returns a sentence for each thing that could not be restored."""
+        lost = []
         self.learner.agent.load_state_dict(state["agent"])
         self.learner.optimizers.load_state_dict(state["optimizers"])
         self.learner.proximal.load_state_dict(state["proximal"])
         self.learner.shuffle.set_state(state["shuffle"])
+        torch.set_rng_state(state["torch"])
+        if self.learner.noise:
+            self.learner.noise.load_state_dict(state["noise_scale"])
         for name, part in self._normalizers().items():
             part.load_state_dict(state[name])
-        return self.source.load_state_dict(state["source"])
+        if self.auxiliary and not self.auxiliary.load_state_dict(state["auxiliary"]):
+            lost.append("the data of the unfinished policy phase was not kept: a new policy phase begins")
+        return lost + self.source.load_state_dict(state["source"])
 
     def _normalizers(self) -> dict[str, RewardNormalizer | AdvantageNormalizer]:
         named = {"reward_normalizer": self.reward_normalizer, "advantage_normalizer": self.advantage_normalizer}
         return {name: part for name, part in named.items() if part is not None}
 
 
-def build(config: TrainConfig, seed: int, env_stream: int = 0) -> Parts:
+def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path | None = None) -> Parts:
     """Make everything that a run consists of, each part with its own stream of the seed.
 
     Args:
         config: what to train.
         seed: the run's seed.
         env_stream: which of the seed's streams the environments take.
+        segments: folder where the auxiliary phase may keep its data; None leaves memory only.
+
+    Raises:
+        ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
+        EnvError: the environment cannot be made.
     """
     workers = world_size()
     model_seed, env_seed, action_seed, shuffle_seed = (
-        _stream(seed, name, worker, number)
+        stream_seed(seed, name, worker, number)
         for name, worker, number in (
             ("model", 0, 0),
             ("env", rank(), env_stream),
@@ -79,6 +102,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0) -> Parts:
             ("shuffle", rank(), 0),
         )
     )
+    torch.manual_seed(stream_seed(seed, "torch", rank(), 0))  # for layers of a user's encoder, dropout say
     device = resolve_device(config.device)
     interrupts = Interrupts()
     env = make(config.env, config.env.num_envs // workers, env_seed)
@@ -88,6 +112,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0) -> Parts:
         env.observation_space,
         env.action_space,
         precision=resolve_precision(config.precision, device),
+        auxiliary_head=config.aux.enabled,
         seed=model_seed,
     ).to(device)
     learner = Learner(
@@ -98,6 +123,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0) -> Parts:
         optimizers=Optimizers(agent, config.optimizer),
         shuffle=torch.Generator().manual_seed(shuffle_seed),
         interrupts=interrupts,
+        noise=_noise_scale(config) if config.log.noise_scale else None,
     )
     bootstrap = config.env.bootstrap_truncated
     sampler = Sampler(
@@ -107,26 +133,43 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0) -> Parts:
         generator=torch.Generator(device).manual_seed(action_seed),
     )
     return Parts(
-        source=_source(config, sampler, _collector(config, sampler, learner, device)),
+        source=_source(config, sampler, learner, device),
         learner=learner,
         reward_normalizer=(
-            RewardNormalizer(env.num_envs, config.reward.return_discount, config.reward.clip)
+            RewardNormalizer(env.num_envs, config.reward.return_discount, config.reward.bound)
             if config.reward.normalize
             else None
         ),
         advantage_normalizer=AdvantageNormalizer(config.advantage.span) if config.advantage.normalize else None,
         env=env,
+        auxiliary=_auxiliary(config, learner, env, stream_seed(seed, "auxiliary", rank(), 0), segments),
     )
 
 
-def _stream(seed: int, name: str, worker: int, number: int) -> int:
+def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
     """A seed for one purpose of one worker; different arguments give independent ones."""
     words = [seed, *name.encode(), worker, number]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
 
 
-def _collector(config: TrainConfig, sampler: Sampler, learner: Learner, device: torch.device) -> Callable[[], Rollout]:
-    return lambda: collect(sampler, learner.agent, config.rollout.steps, device=device, interrupts=learner.interrupts)
+def _auxiliary(
+    config: TrainConfig, learner: Learner, env: VectorEnv, seed: int, folder: Path | None
+) -> AuxiliaryPhase | None:
+    if not config.aux.enabled or config.aux.epochs == 0:  # without epochs there is no phase: PPO with these networks
+        return None
+    layout = layout_of(
+        env.observation_space,
+        learner.action_spec.num_params,
+        segments=config.aux.policy_iterations,
+        num_envs=env.num_envs,
+        steps=config.rollout.steps,
+    )
+    try:
+        store = SegmentStore(layout, config.aux.storage, folder)
+        return AuxiliaryPhase(learner, store, torch.Generator().manual_seed(seed))
+    except ConfigError:
+        env.close()
+        raise
 
 
 def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
@@ -137,7 +180,28 @@ def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
     return BehaviorProximal()
 
 
-def _source(config: TrainConfig, sampler: Sampler, collect_one: Callable[[], Rollout]) -> RolloutSource:
-    if config.rollout.source.kind == "delayed":
-        return Delayed(collect_one, sampler, config.rollout.source.delay)
+def _noise_scale(config: TrainConfig) -> NoiseScale:
+    age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
+    return NoiseScale(window_steps(config.optimizer.minibatches, age), adam=config.optimizer.kind == "adam")
+
+
+def _source(config: TrainConfig, sampler: Sampler, learner: Learner, device: torch.device) -> RolloutSource:
+    source = config.rollout.source
+    collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
+    if source.kind == "asynchronous":
+        return Asynchronous(
+            collect_with,
+            sampler,
+            learner.agent,
+            max_lag=source.max_lag,
+            deterministic=source.deterministic,
+            interrupts=learner.interrupts,
+            device=device,
+        )
+
+    def collect_one(version: int) -> Rollout:
+        return collect_with(learner.agent, version=version, interrupts=learner.interrupts)
+
+    if source.kind == "delayed":
+        return Delayed(collect_one, sampler, source.delay, device)
     return Synchronous(collect_one, sampler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from anybatch.config import TrainConfig
 from anybatch.diagnostics import Averages, policy_statistics
-from anybatch.distributed import mean_gradients_
+from anybatch.distributed import mean_gradients_, world_size
+from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.minibatches import Batch, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
+from anybatch.noise_scale import NoiseScale
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
 from anybatch.optimizers import Optimizers, clip_gradients_
 from anybatch.proximal import ProximalPolicy
@@ -33,6 +36,8 @@ class Learner:
     shuffle: torch.Generator
     """CPU generator of the minibatch order."""
     interrupts: Interrupts
+    noise: NoiseScale | None = None
+    """Estimates the gradient noise scale on the way; None leaves it out."""
 
 
 def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
@@ -47,6 +52,9 @@ def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
 
     Returns:
         Statistics of the iteration, averaged over its gradient steps, by column name.
+
+    Raises:
+        DivergenceError: a loss or a weight is not finite any more.
     """
     optimizer = learner.config.optimizer
     learner.proximal.before_iteration()
@@ -56,7 +64,25 @@ def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
     else:
         _epochs(batch, learner, "value", optimizer.value_epochs, _value_loss, statistics)
         _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_loss, statistics)
-    return statistics.result()
+    seen = statistics.result()
+    _check_finite(seen, learner.agent)
+    return seen | (learner.noise.result() if learner.noise else {})
+
+
+def _check_finite(seen: Mapping[str, float], agent: Agent) -> None:
+    """Once an iteration, so that no checkpoint is written of weights that cannot be trained on."""
+    broken = [
+        f"{name} was {seen[name]}" for name in ("policy_loss", "value_loss", "entropy") if not math.isfinite(seen[name])
+    ]
+    # the last step can break weights although every loss, computed before its step, was finite
+    norms = torch.stack([x.detach().norm() for x in agent.parameters()])
+    if not broken and not bool(torch.isfinite(norms).all()):
+        broken = ["weights overflowed"]
+    if broken:
+        raise DivergenceError(
+            f"training is not finite any more ({', '.join(broken)}): lower optimizer.step_size; the newest checkpoint "
+            "is from before"
+        )
 
 
 Losses = tuple[Tensor, Mapping[str, Tensor]]
@@ -72,7 +98,7 @@ def _epochs(
 ) -> None:
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
-    for _ in range(epochs):
+    for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
             for piece in minibatch.pieces(config.micro_batch):  # bounds memory; the gradients add up to the same
                 learner.interrupts.check()
@@ -81,6 +107,8 @@ def _epochs(
                 (loss * share).backward()
                 statistics.add(seen, share)
             mean_gradients_(parameters)
+            if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
+                learner.noise.add(parameters, optimizer, len(minibatch) * world_size())
             clip_gradients_(parameters, config.optimizer.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

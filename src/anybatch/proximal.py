@@ -166,4 +166,6 @@ def sum_of_powers(beta: float, terms: int) -> float:
     """``1 + beta + ... + beta^(terms-1)``, the weight w of appendix A, for 0 <= beta < 1 and terms >= 1."""
     if beta == 0:
         return 1.0
+    if beta == 1:  # a centre of mass beyond 2^53, where beta/(1-beta) has rounded
+        return float(terms)
     return math.expm1(terms * math.log(beta)) / (beta - 1)

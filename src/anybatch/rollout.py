@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,19 @@ class Rollout:
     """bool, the episode ended with this step."""
     terminated: Tensor
     """bool, it ended and its value must not be bootstrapped."""
+    version: int = 0
+    """Iterations that the weights that acted had been trained for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Rollout:
+        """The rollout that :meth:`state_dict` gave, on a device."""
+        moved = {name: x.to(device) for name, x in state.items() if isinstance(x, Tensor)}
+        observation = map_observation(lambda x: x.to(device), state["observation"])
+        return cls(**{**state, **moved, "observation": observation})
 
 
 @dataclass
@@ -51,6 +64,12 @@ class Sampled:
     episode_returns: list[float] = field(default_factory=list)
     """Sums of raw rewards of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
+
+    def add(self, other: Sampled) -> None:
+        """Count what ``other`` has counted, too."""
+        self.env_steps += other.env_steps
+        self.episode_returns += other.episode_returns
+        self.episode_lengths += other.episode_lengths
 
 
 class EpisodeTracker:
@@ -135,7 +154,9 @@ class Sampler:
         return True
 
 
-def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts) -> Rollout:
+def collect(
+    sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
+) -> Rollout:
     """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
 
     Args:
@@ -144,6 +165,7 @@ def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device,
         steps: T.
         device: where the rollout is kept.
         interrupts: lets a stop request through between steps.
+        version: iterations that ``agent`` has been trained for, which the rollout keeps.
 
     Returns:
         The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
@@ -187,9 +209,10 @@ def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device,
         last_value = agent.value(to_device(sampler.observation, device))
 
     value = torch.stack(values, dim=1)
-    if not bool(torch.isfinite(value).all()):
+    logp = torch.stack(logps, dim=1)
+    if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
-            "the value function gave a value that is not finite while sampling; lower optimizer.step_size"
+            "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
         )
     next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
     for index, t, final_value in bootstraps:
@@ -199,7 +222,7 @@ def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device,
     return Rollout(
         observation=observations,
         action=torch.stack(actions, dim=1),
-        behavior_logp=torch.stack(logps, dim=1),
+        behavior_logp=logp,
         behavior_params=torch.stack(params, dim=1),
         reward=reward_t,
         value=value,
@@ -207,12 +230,18 @@ def collect(sampler: Sampler, agent: Agent, steps: int, *, device: torch.device,
         first=first_t,
         done=done_t,
         terminated=terminated_t,
+        version=version,
     )
 
 
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
-    """An environment's observation as tensors on a device."""
-    return map_observation(lambda array: torch.from_numpy(array).to(device, non_blocking=True), observation)
+    """An environment's observation as tensors on a device; through pinned memory to a GPU."""
+
+    def move(array: np.ndarray) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+    return map_observation(move, observation)
 
 
 def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import yaml
 from anybatch import checkpoint
 from anybatch._version import __version__
 from anybatch.atomic import remove_leftovers, write_text
+from anybatch.changes import Change
 from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict, to_yaml
 from anybatch.distributed import is_main, world_size
+from anybatch.doctor import LiveDoctor
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.logs import Logs, open_logs
 from anybatch.rollout import Sampled
+from anybatch.scaling import table
 
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+CONFIG, CHECKPOINTS, SEGMENTS = "config.yaml", "checkpoints", "segments"
+PROGRESS, SCALING_TABLE, SCALING_JSON = "progress.csv", "scaling.txt", "scaling.json"
 _LONG_ITERATION_SECONDS = 3.0
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
@@ -49,6 +54,7 @@ class Run:
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
         if state is not None:
             self._load_state_dict(state)
+        self._doctor = None if quiet else LiveDoctor(config)
         self._logs: Logs | None = None
         if is_main():
             after = None if state is None else self.iteration
@@ -65,6 +71,11 @@ class Run:
     def progress(self) -> float:
         """Share of the environment steps that is done, 0 to 1."""
         return min(1.0, self.env_steps / self.config.total_env_steps)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the time between checkpoints has passed."""
+        return time.monotonic() - self._checkpoint_at >= self.config.checkpoint_seconds
 
     @property
     def mean_episode_return(self) -> float:
@@ -108,8 +119,10 @@ class Run:
                 "gradient_steps": self.gradient_steps,
             }
             self._logs.write(row)
+            for finding in self._doctor.look(row) if self._doctor else ():
+                self.message(str(finding))
         # a long iteration may be abandoned by a stop request, so what came before it is always kept
-        if now - self._checkpoint_at >= self.config.checkpoint_seconds or elapsed >= _LONG_ITERATION_SECONDS:
+        if self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS:
             self.save(state())
 
     def save(self, state: dict[str, Any]) -> None:
@@ -148,8 +161,8 @@ class Run:
             self._logs.close()
 
 
-def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool) -> Run:
-    """Make a new run folder.
+def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, changes: Sequence[Change] = ()) -> Run:
+    """Make a new run folder; ``changes`` tells how the configuration was scaled, if it was.
 
     Raises:
         ConfigError: the folder already holds a run, or cannot be written.
@@ -159,6 +172,9 @@ def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool) -> 
     try:
         (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_main():
+            if changes:
+                write_text(folder / SCALING_TABLE, table(changes) + "\n")
+                write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
             write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
     except OSError as error:
         raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error

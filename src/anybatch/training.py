@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from anybatch.advantages import explained_variance, gae
+from anybatch.auxiliary_phase import AuxiliaryPhase
+from anybatch.changes import Change
 from anybatch.config import TrainConfig
 from anybatch.distributed import moments
-from anybatch.errors import DivergenceError
+from anybatch.errors import CheckpointError, ConfigError, DivergenceError
 from anybatch.interrupts import Interrupted
 from anybatch.memory import keep_freed_memory
 from anybatch.minibatches import Batch
@@ -18,7 +21,8 @@ from anybatch.normalize import AdvantageNormalizer
 from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.rollout import Rollout
-from anybatch.run import Run, create_run, open_run
+from anybatch.run import SEGMENTS, Run, create_run, open_run
+from anybatch.sources import staleness
 from anybatch.validation import validate
 
 
@@ -34,7 +38,9 @@ class TrainResult:
     """A stop was asked for; ``anybatch resume`` goes on."""
 
 
-def train(config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False) -> TrainResult:
+def train(
+    config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
+) -> TrainResult:
     """Train from scratch.
 
     Args:
@@ -42,6 +48,7 @@ def train(config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = 
         out: the run folder, which must not hold a run yet.
         seed: every random choice of the run follows from it.
         quiet: show no progress.
+        changes: how ``config`` was scaled from another batch size; kept in the run folder, nothing else.
 
     Raises:
         ConfigError: a setting makes no sense.
@@ -49,8 +56,11 @@ def train(config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = 
         DivergenceError: training is no longer finite; the last checkpoint stays.
     """
     validate(config)
-    parts = build(config, seed)
-    run = create_run(Path(out), config, seed, quiet=quiet)
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}, but must be at least 0")
+    parts = build(config, seed, segments=Path(out) / SEGMENTS)
+    run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
+    _prepare_auxiliary_phase(run, parts)
     run.save(parts.state_dict())  # so that a run stopped in its first iteration can go on
     return _run(run, parts)
 
@@ -73,10 +83,18 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
         EnvError, DivergenceError: as for :func:`train`.
     """
     run, state = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
+    validate(run.config)
     # environments that start anew must not replay the levels that the run began with
-    parts = build(run.config, run.seed, env_stream=run.iteration)
-    if not parts.load_state_dict(state):
-        run.message("the environments' state cannot be saved: they start new episodes")
+    parts = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
+    _prepare_auxiliary_phase(run, parts)
+    try:
+        lost = parts.load_state_dict(state)
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+        ) from error
+    for sentence in lost:
+        run.message(sentence)
     return _run(run, parts)
 
 
@@ -85,12 +103,17 @@ def _run(run: Run, parts: Parts) -> TrainResult:
     with parts.learner.interrupts:
         try:
             _loop(run, parts)
+            if parts.auxiliary and run.finished:
+                parts.auxiliary.store.discard()
             run.save(parts.state_dict())
         except Interrupted:
             interrupted = True
         finally:
             run.close()
-            parts.env.close()
+            if parts.source.close():
+                parts.env.close()
+            if parts.auxiliary:
+                parts.auxiliary.store.close()
     interrupted = interrupted or not run.finished
     return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted)
 
@@ -99,12 +122,45 @@ def _loop(run: Run, parts: Parts) -> None:
     learner, config = parts.learner, run.config
     keep_freed_memory()
     while not run.finished and not learner.interrupts.requested:
+        if parts.auxiliary and parts.auxiliary.due:
+            _auxiliary_phase(run, parts, parts.auxiliary)
         learner.optimizers.set_progress(run.progress)
-        rollout = parts.source.next()
+        rollout = parts.source.next(run.iteration)
         reward = parts.reward_normalizer(rollout.reward, rollout.first) if parts.reward_normalizer else rollout.reward
         batch, seen = estimate_advantages(rollout, reward, config, parts.advantage_normalizer)
+        seen |= staleness(rollout, run.iteration, config)
         seen |= policy_phase(batch, learner)
+        if parts.auxiliary:
+            parts.auxiliary.after_iteration(batch)
+            seen |= parts.auxiliary.statistics()
+        del rollout, batch  # so that an auxiliary phase, and the next rollout, have their memory
         run.end_iteration(seen, parts.source.drain(), parts.state_dict)
+
+
+def _auxiliary_phase(run: Run, parts: Parts, auxiliary: AuxiliaryPhase) -> None:
+    """Run the phase between two iterations; it can last hours, so it is saved and stopped in its middle."""
+    for _ in auxiliary.gradient_steps(run.progress):
+        if parts.learner.interrupts.requested:
+            run.save(parts.state_dict())
+            raise Interrupted
+        if run.checkpoint_due:
+            run.save(parts.state_dict())
+    # the next iteration overwrites the files that the checkpoint before refers to
+    run.save(parts.state_dict())
+
+
+def _prepare_auxiliary_phase(run: Run, parts: Parts) -> None:
+    """Reserve the room for the auxiliary phase's data and tell the user about it."""
+    if parts.auxiliary is None or run.finished:
+        return
+    parts.auxiliary.store.open()
+    run.message(f"the auxiliary phase keeps {parts.auxiliary.store.describe()}")
+    phase = run.config.aux.policy_iterations * run.config.iteration_batch
+    if phase >= run.config.total_env_steps:
+        run.message(
+            f"no auxiliary phase will run: the first one comes after {phase:,} environment steps, and "
+            f"total_env_steps is {run.config.total_env_steps:,}"
+        )
 
 
 def estimate_advantages(

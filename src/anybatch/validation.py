@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from anybatch.config import TrainConfig
+from anybatch.config import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.minibatches import time_chunks
+from anybatch.minibatches import auxiliary_time_chunks, time_chunks
 
 Check = tuple[str, Callable[[float], bool], str]
 
@@ -28,8 +28,9 @@ _RANGES = {
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
     "rollout.source.max_lag": _AT_LEAST_0,
+    "rollout.source.ray_workers": _AT_LEAST_0,
     "reward.return_discount": _BELOW_1,
-    "reward.clip": _ABOVE_0,
+    "reward.bound": _ABOVE_0,
     "advantage.discount": _FRACTION,
     "advantage.gae_lambda": _FRACTION,
     "advantage.span": (lambda x: x >= 1, "at least 1, the current iteration alone"),
@@ -51,7 +52,7 @@ _RANGES = {
     "aux.step_size": _AT_LEAST_0,
     "aux.clone_coefficient": _AT_LEAST_0,
 }
-_MAY_BE_INFINITE = {"policy.clip", "policy.max_importance_ratio", "reward.clip", "checkpoint_seconds"}
+_MAY_BE_INFINITE = {"policy.clip", "policy.max_importance_ratio", "reward.bound", "checkpoint_seconds"}
 
 
 def validate(config: TrainConfig) -> TrainConfig:
@@ -71,7 +72,13 @@ def validate(config: TrainConfig) -> TrainConfig:
         )
     if config.optimizer.max_grad_norm is not None and not config.optimizer.max_grad_norm > 0:
         raise ConfigError(f"optimizer.max_grad_norm is {config.optimizer.max_grad_norm}, but must be above 0, or none")
+    if config.env.step_timeout is not None and not config.env.step_timeout > 0:
+        raise ConfigError(f"env.step_timeout is {config.env.step_timeout}, but must be above 0 seconds, or none")
     time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
+    if config.aux.enabled and config.aux.epochs:
+        auxiliary_time_chunks(
+            config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches
+        )
     _check_policy(config)
     _check_source(config)
     return config
@@ -96,11 +103,30 @@ def _check_policy(config: TrainConfig) -> None:
             "policy.importance proximal with policy.proximal ewma weights samples by a policy that did not sample "
             "them, which biases the gradient; set policy.importance behavior"
         )
-    stale = config.rollout.source.kind != "synchronous"
-    if policy.importance == "proximal" and not stale:
+    if policy.importance == "proximal" and config.rollout.source.kind == "synchronous":
         raise ConfigError(
             "policy.importance proximal is figure 1(a)'s biased objective for stale data and needs "
             "rollout.source.kind delayed or asynchronous; with fresh data set policy.importance behavior"
+        )
+    if config.stale and not policy.allow_stale_coupled:
+        _check_decoupled(policy, limited)
+
+
+def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
+    """With stale data, one policy for both purposes learns worse without saying so."""
+    remedy = (
+        "use policy.importance behavior with policy.proximal recent (its decoupled objective, figure 1(b)) or ewma, "
+        "or ask for this variant with policy.allow_stale_coupled true"
+    )
+    if policy.importance == "proximal":
+        raise ConfigError(
+            "policy.importance is proximal and the data is stale: weighting samples by a policy that did not sample "
+            f"them biases the gradient and makes training unstable, figure 1(a) of the paper; {remedy}"
+        )
+    if policy.proximal == "behavior" and limited:
+        raise ConfigError(
+            "policy.proximal is behavior and the data is stale: limiting each step by the policy that sampled long "
+            f"ago holds learning back, figure 1(c) of the paper; {remedy}"
         )
 
 
@@ -110,6 +136,16 @@ def _check_source(config: TrainConfig) -> None:
         raise ConfigError(
             f"rollout.source.delay is {source.delay}, but rollout.source.kind is {source.kind}; "
             "set rollout.source.kind delayed, or delay 0"
+        )
+    for name in ("deterministic", "ray_workers"):
+        if source.kind != "asynchronous" and getattr(source, name):
+            raise ConfigError(
+                f"rollout.source.{name} is {getattr(source, name)}, but rollout.source.kind is {source.kind}; "
+                "set rollout.source.kind asynchronous, or leave it out"
+            )
+    if source.ray_workers and config.env.num_envs % source.ray_workers:
+        raise ConfigError(
+            f"rollout.source.ray_workers is {source.ray_workers}, but must divide env.num_envs {config.env.num_envs}"
         )
 
 

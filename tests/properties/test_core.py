@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -165,9 +167,7 @@ def test_explained_variance_is_at_most_1(target: np.ndarray) -> None:
 
 # ---------------------------------------------------------------- normalisers
 
-UPDATES = st.lists(
-    st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.integers(1, 100_000)), min_size=1, max_size=20
-)
+UPDATES = st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.integers(1, 100_000)), min_size=1, max_size=20)
 
 
 @given(UPDATES, st.floats(1, 1000))
@@ -217,7 +217,7 @@ def test_a_constant_normalises_to_0(constant: float, count: int, span: float) ->
 def test_reward_statistics_do_not_depend_on_the_cuts(reward: np.ndarray, first: np.ndarray, cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), 20]
     split = RewardNormalizer(2, discount=0.9)
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         piece = split(torch.from_numpy(reward[:, start:stop].copy()), torch.from_numpy(first[:, start:stop].copy()))
         assert torch.isfinite(piece).all()
         assert piece.abs().max() <= 10
@@ -271,13 +271,12 @@ def test_each_sample_exactly_once_or_refusal(num_envs: int, steps: int, minibatc
     observation = {"x": number.unsqueeze(-1).float(), "y": -number}
     numbers = number.float()
     batch = Batch(observation, number, numbers, numbers.unsqueeze(-1), numbers, numbers, numbers)
-    try:
-        dealt = list(shuffled(batch, minibatches, torch.Generator().manual_seed(seed)))
-    except ConfigError as error:
-        assert "optimizer.minibatches" in str(error)
-        # refused only where equal shares of equal pieces are impossible
-        assert steps % (minibatches // math.gcd(num_envs, minibatches))
+    generator = torch.Generator().manual_seed(seed)
+    if steps % (minibatches // math.gcd(num_envs, minibatches)):  # equal shares of equal pieces are impossible
+        with pytest.raises(ConfigError, match=r"optimizer\.minibatches"):
+            list(shuffled(batch, minibatches, generator))
         return
+    dealt = list(shuffled(batch, minibatches, generator))
     assert len(dealt) == minibatches
     assert {len(minibatch) for minibatch in dealt} == {num_envs * steps // minibatches}
     assert sorted(torch.cat([minibatch.action for minibatch in dealt]).tolist()) == list(range(num_envs * steps))
@@ -330,6 +329,7 @@ def test_effective_sample_size_is_a_share(log_weight: np.ndarray) -> None:
         },
     )
 )
+@settings(max_examples=40)
 def test_configurations_survive_being_written(changes: dict[str, object]) -> None:
     config = override(TrainConfig(), changes)
     assert from_dict(to_dict(config)) == config

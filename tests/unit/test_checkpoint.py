@@ -142,7 +142,6 @@ def test_foreign_content_with_a_right_digest(tmp_path: Path, payload: bytes) -> 
         checkpoint.load(path)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: torch.load also raises IndexError and KeyError on foreign pickles")
 @pytest.mark.parametrize("payload", [b"\x80\x02.", b"abc\n.", b"h\x05."])
 def test_odd_pickles_with_a_right_digest(tmp_path: Path, payload: bytes) -> None:
     path = tmp_path / "iteration-000000001.ckpt"
@@ -188,7 +187,6 @@ def test_a_write_that_fails_leaves_the_old_ones(tmp_path: Path, monkeypatch: pyt
     assert equal(checkpoint.load_newest(tmp_path)[0], content(1))
 
 
-@pytest.mark.xfail(strict=True, reason="bug: with keep 1 the new file goes, and a damaged one of a later iteration stays")
 def test_saving_below_a_damaged_checkpoint_keeps_what_was_saved(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 8, content(8), keep=2)
     damaged = checkpoint.save(tmp_path, 10, content(10), keep=2)

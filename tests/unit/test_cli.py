@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -49,9 +48,9 @@ def test_bad_value_is_one_sentence(
     assert not (tmp_path / "run").exists()  # nothing is left behind
 
 
-@pytest.mark.parametrize("command", [["fly"], ["train"], ["train", "ppoo"], ["resume", "/nowhere"], ["eval", "/nowhere"]])
-def test_bad_command(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command) == 2
+@pytest.mark.parametrize("command", ["fly", "train", "train ppoo", "resume /nowhere", "eval /nowhere"])
+def test_bad_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -79,9 +78,8 @@ def test_config_of_a_run_trains_again(tmp_path: Path) -> None:
 def test_signal_ends_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "run"
     flags = [*CARTPOLE[:-3], "--total-env-steps", "100000000", "--quiet", "--out", str(run)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "anybatch", "train", "ppo", *flags], stdout=subprocess.PIPE, env={**os.environ}, text=True
-    )
+    command = [sys.executable, "-m", "anybatch", "train", "ppo", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     progress = run / "progress.csv"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (progress.exists() and progress.read_text().count("\n") > 2):

@@ -179,7 +179,6 @@ def test_bad_changes(changes: dict[str, Any], parts: list[str]) -> None:
         assert part in sentence(error)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the example in the docstring of presets is refused, clip is ambiguous")
 def test_the_example_of_the_presets_works() -> None:
     config = ppo_ewma("procgen:coinrun-hard", num_envs=64, clip=0.1)
     assert (config.env.id, config.env.num_envs, config.policy.clip) == ("procgen:coinrun-hard", 64, 0.1)
@@ -207,7 +206,7 @@ SHARED_DEFAULTS = {  # appendix B, table 1
     "optimizer.schedule": "constant",
     "optimizer.max_grad_norm": None,
     "reward.return_discount": 0.99,
-    "reward.clip": 10.0,
+    "reward.bound": 10.0,
     "advantage.span": 1.0,
     "policy.importance": "behavior",
     "policy.max_importance_ratio": 100.0,
@@ -256,7 +255,7 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
             assert get(config, name) == value, name
     # every other field of these sections is named above
     named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
-    beside = {"policy.kl_estimator", "optimizer.sgd_momentum"}
+    beside = {"policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
     sections = ("optimizer.", "policy.", "advantage.", "reward.")
     assert {name for name in leaves() if name.startswith(sections)} <= named | beside
     assert validate(config) is config
@@ -287,8 +286,10 @@ BAD: dict[str, list[Any]] = {
     "rollout.steps": [0],
     "rollout.source.delay": [-1],
     "rollout.source.max_lag": [-1],
+    "rollout.source.ray_workers": [-1],
+    "env.step_timeout": [0.0, -1.0, math.nan],
     "reward.return_discount": [-0.1, 1.0, 1.5, math.nan],
-    "reward.clip": [0.0, -1.0, math.nan],
+    "reward.bound": [0.0, -1.0, math.nan],
     "advantage.discount": [-0.5, 1.01, math.nan, math.inf],
     "advantage.gae_lambda": [-0.5, 1.01, math.nan, math.inf],
     "advantage.span": [0.99, 0.0, -1.0, math.nan, math.inf],
@@ -315,7 +316,7 @@ BAD: dict[str, list[Any]] = {
 GOOD: dict[str, list[Any]] = {
     "checkpoint_seconds": [0.0, math.inf],
     "reward.return_discount": [0.0, 0.999],
-    "reward.clip": [math.inf],
+    "reward.bound": [math.inf],
     "advantage.discount": [0.0, 1.0],
     "advantage.gae_lambda": [0.0, 1.0],
     "advantage.span": [1.0, 1000.0],
@@ -383,6 +384,24 @@ def test_every_number_has_a_rule() -> None:
             ["policy.importance", "rollout.source.kind", "delayed"],
         ),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
+        *(
+            (
+                {"rollout.source": source, **variant},
+                [f"figure {panel}", "figure 1(b)", "policy.allow_stale_coupled true"],
+            )
+            for source in ({"kind": "delayed", "delay": 1}, {"kind": "asynchronous"})
+            for panel, variant in (
+                ("1(a)", {"proximal": "recent", "importance": "proximal"}),
+                ("1(c)", {}),
+                ("1(c)", {"objective": "kl"}),
+            )
+        ),
+        ({"deterministic": True}, ["rollout.source.deterministic is True", "asynchronous"]),
+        ({"ray_workers": 2}, ["rollout.source.ray_workers is 2", "asynchronous"]),
+        (
+            {"rollout.source": {"kind": "asynchronous", "ray_workers": 3}, "proximal": "recent"},
+            ["rollout.source.ray_workers is 3", "env.num_envs 256"],
+        ),
     ],
 )
 def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[str]) -> None:
@@ -395,9 +414,15 @@ def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[st
 @pytest.mark.parametrize(
     "changes",
     [
-        {"proximal": "recent", "importance": "proximal", "rollout.source.kind": "delayed", "delay": 4},  # figure (a)
+        *(
+            {"allow_stale_coupled": True, "rollout.source.kind": "delayed", "delay": 4, **variant}
+            for variant in ({"proximal": "recent", "importance": "proximal"}, {})  # figures 1(a) and 1(c)
+        ),
         {"proximal": "recent", "rollout.source.kind": "delayed", "delay": 4},  # (b), decoupled
-        {"rollout.source.kind": "delayed", "delay": 4},  # (c), coupled
+        {"proximal": "recent", "importance": "proximal", "rollout.source.kind": "delayed", "delay": 0},
+        {"rollout.source": {"kind": "asynchronous", "max_lag": 0}},
+        {"rollout.source": {"kind": "asynchronous", "ray_workers": 4}, "proximal": "ewma"},
+        {"policy.clip": math.inf, "rollout.source.kind": "delayed", "delay": 4},  # nothing is limited
         {"proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"rollout.source.kind": "delayed", "delay": 0},
         {"num_envs": 9, "minibatches": 4, "steps": 8},

@@ -14,9 +14,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.config import EnvConfig
+from anybatch.envs.base import Steps, derive_seeds
 from anybatch.envs.make import list_envs, make
 from anybatch.envs.make import spaces as spaces_of
-from anybatch.envs.base import Steps, derive_seeds
 from anybatch.envs.registry import environment_id
 from anybatch.errors import ConfigError, EnvError
 

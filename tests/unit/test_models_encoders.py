@@ -18,6 +18,7 @@ from anybatch.models.images import image_layout
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder
+from anybatch.models.precision import encode
 
 HWC = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 VECTOR = gym.spaces.Box(-1, 1, (5,))
@@ -182,3 +183,25 @@ def test_dictionary_options_go_where_they_fit() -> None:
         build("auto", space, scale=1)
     with pytest.raises(ConfigError, match="empty Dict"):
         build("auto", gym.spaces.Dict({}))
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU does not compute in bfloat16")
+@pytest.mark.parametrize("shape", [(64, 64, 3), (17, 30, 3)])
+def test_onednn_tensors_change_the_speed_alone(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features and every gradient agree with fp32 as well as the plain bf16 computation does."""
+    encoder = ImpalaEncoder(gym.spaces.Box(0, 255, shape, np.uint8))
+    images = torch.randint(0, 256, (16, *shape), dtype=torch.uint8)
+
+    def features_and_gradients(precision: Any) -> list[torch.Tensor]:
+        encoder.zero_grad()
+        features = encode(encoder, images, precision)
+        features.square().mean().backward()
+        return [features.detach(), *(parameter.grad.clone() for parameter in encoder.parameters())]
+
+    exact, fast = features_and_gradients("fp32"), features_and_gradients("bf16")
+    monkeypatch.setattr("anybatch.models.impala.onednn_bf16", lambda _: False)
+    plain = features_and_gradients("bf16")
+    assert any(not torch.equal(a, b) for a, b in zip(fast, plain, strict=True))  # the two paths are two
+    for reference, quick, slow in zip(exact, fast, plain, strict=True):
+        error, usual = (quick - reference).norm(), (slow - reference).norm()
+        assert error <= 1.5 * usual + 0.01 * reference.norm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -100,7 +101,6 @@ def test_span_below_1_is_refused(span: float) -> None:
         AdvantageNormalizer(span)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: span inf or NaN is accepted and makes every moment NaN")
 @pytest.mark.parametrize("span", [math.inf, math.nan])
 def test_span_that_is_not_finite_is_refused(span: float) -> None:
     with pytest.raises(ValueError):
@@ -137,7 +137,7 @@ def test_rewards_by_hand() -> None:
     assert out.item() == pytest.approx(1 / math.sqrt(1.36), rel=1e-6)
 
 
-def test_reward_clip_and_shape() -> None:
+def test_reward_bound_and_shape() -> None:
     normalizer = RewardNormalizer(2, discount=0.99, clip=3.0)
     reward = torch.zeros(2, 500)
     reward[0, 7], reward[1, 9] = 1000.0, -1000.0
@@ -166,7 +166,7 @@ def test_several_rollouts_have_the_statistics_of_one() -> None:
     first = generator.random((4, 60)) < 0.1
     split, whole = RewardNormalizer(4), RewardNormalizer(4)
     edges = [0, 1, 14, 15, 40, 60]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         last = split(torch.from_numpy(reward[:, start:stop].copy()), torch.from_numpy(first[:, start:stop].copy()))
     everything = whole(torch.from_numpy(reward), torch.from_numpy(first))
     torch.testing.assert_close(last, everything[:, 40:])
@@ -200,7 +200,6 @@ def test_large_offsets_do_not_lose_the_variance() -> None:
     assert (out == 10).all()
 
 
-@pytest.mark.xfail(strict=True, reason="bug: torch.where of two scalars rounds the discount to fp32, .99 to .9900000095")
 def test_the_return_is_accumulated_in_float64() -> None:
     # two rewards of 1: the running return is 1 + .99
     normalizer = RewardNormalizer(1)

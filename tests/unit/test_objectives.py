@@ -135,13 +135,10 @@ def test_zero_kl_coefficient_leaves_no_trace_of_the_proximal_policy() -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: 0 * inf, an infinite KL survives kl_coefficient 0 as NaN")
 def test_zero_kl_coefficient_removes_an_infinite_kl() -> None:
     logp, _, behav, advantage = samples(16)
     kl = half_squared_log_ratio(logp, torch.full((16,), -1e20))  # overflows to inf
-    value, gradient = value_and_gradient(
-        decoupled_kl_loss(logp, behav, advantage, kl, kl_coefficient=0.0), logp
-    )
+    value, gradient = value_and_gradient(decoupled_kl_loss(logp, behav, advantage, kl, kl_coefficient=0.0), logp)
     assert torch.isfinite(value)
     assert torch.isfinite(gradient).all()
 

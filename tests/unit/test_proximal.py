@@ -187,7 +187,6 @@ def test_sum_of_powers() -> None:
     assert sum_of_powers(0.9, 10**9) == pytest.approx(10)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: beta rounds to 1 and the sum divides by zero")
 def test_a_center_of_mass_beyond_floating_point_is_a_plain_average() -> None:
     source = Scalar(0.0)
     ewma = EwmaProximal(source, center_of_mass=1e17)

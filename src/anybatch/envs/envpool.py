@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -91,8 +91,12 @@ class EnvPoolVectorEnv:
         bootstrap_truncated: bool = True,
         render_size: int | None = None,
         rendering: bool = False,
+        env_seeds: Sequence[int] | None = None,
     ) -> None:
-        """`render_size`: frames are this many pixels in width and height; None leaves it to the environment."""
+        """`render_size`: frames are this many pixels in width and height; None leaves it to the environment.
+
+        `env_seeds`: a seed for every environment, where they are not to be derived from `seed`.
+        """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
             raise EnvError(f"{env_id} has several players, and anybatch trains a single one.")
@@ -101,7 +105,9 @@ class EnvPoolVectorEnv:
         self._env_id = env_id
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
         if "env_seed" in spec.config._fields:
-            config["env_seed"] = derive_seeds(seed, num_envs)
+            config["env_seed"] = derive_seeds(seed, num_envs) if env_seeds is None else list(env_seeds)
+        elif env_seeds is not None:
+            raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
         else:  # EnvPool before 1.2 has one seed for all, and adds the index to it
             config["seed"] = derive_seeds(seed, 1)[0]
         if rendering:

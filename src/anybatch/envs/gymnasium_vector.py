@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -70,7 +71,9 @@ class GymnasiumVector:
     def save_state(self) -> dict[str, Any] | None:
         """What the environment's own `get_state()` returns; None if it has none."""
         get_state = getattr(self._env, "get_state", None)
-        return {"env": get_state()} if callable(get_state) and hasattr(self._env, "set_state") else None
+        if not callable(get_state) or not hasattr(self._env, "set_state"):
+            return None
+        return {"env": copy.deepcopy(get_state())}  # it is kept while the environment goes on
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Hand the state to the environment's own `set_state(state)`."""

@@ -17,6 +17,7 @@ from anybatch.envs.base import VectorEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
+from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError
 
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
@@ -29,6 +30,11 @@ def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
+    env = _make(config, num_envs, seed, rendering)
+    return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
+
+
+def _make(config: EnvConfig, num_envs: int, seed: int, rendering: bool) -> VectorEnv:
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
     family, colon, name = config.id.partition(":")

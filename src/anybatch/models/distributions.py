@@ -65,15 +65,18 @@ class Categorical:
         # Computed once here, so that whether they carry a gradient depends on where the distribution was made alone.
         object.__setattr__(self, "log_probs", functional.log_softmax(self.params, dim=-1))
 
-    @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
-        """Draw actions (...) by inverting the cumulative distribution.
+        """Draw actions (...) by inverting the cumulative distribution."""
+        return self.quantile(uniform(self.params[..., :1], generator))
+
+    @torch.no_grad()
+    def quantile(self, level: Tensor) -> Tensor:
+        """The choices (...) at which the cumulative distribution passes `level` (..., 1), from 0 to just below 1.
 
         Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
         """
         cumulative = self.log_probs.exp().cumsum(-1)
-        threshold = _uniform(cumulative[..., -1:], generator).mul_(cumulative[..., -1:])
-        return (cumulative[..., :-1] <= threshold).sum(-1)
+        return (cumulative[..., :-1] <= level * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:
         """The most likely choice (...)."""
@@ -137,7 +140,7 @@ class Bernoulli:
     @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (..., k)."""
-        return (_uniform(self.params, generator) < self.params.sigmoid()).long()
+        return (uniform(self.params, generator) < self.params.sigmoid()).long()
 
     def mode(self) -> Tensor:
         """The more likely value of each bit (..., k)."""
@@ -230,7 +233,8 @@ def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch
     return [(noise, generator)]
 
 
-def _uniform(like: Tensor, generator: RandomSource) -> Tensor:
+@torch.no_grad()
+def uniform(like: Tensor, generator: RandomSource) -> Tensor:
     """Uniform numbers in [0, 1 - 2^-20), shaped like `like`."""
     noise = torch.empty_like(like, memory_format=torch.contiguous_format)
     for part, source in _sources(noise, generator):

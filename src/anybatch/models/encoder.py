@@ -27,7 +27,7 @@ class DictEncoder(nn.Module):
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self._keys = tuple(encoders)
+        self.keys = tuple(encoders)
         # A list, since a ModuleDict refuses keys such as "a.b" that observations may have.
         self.encoders = nn.ModuleList(encoders.values())
         self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
@@ -36,7 +36,7 @@ class DictEncoder(nn.Module):
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
         """Features (B, F) of observations {key: (B, ...)}."""
         parts = []
-        for key, encoder in zip(self._keys, self.encoders, strict=True):
+        for key, encoder in zip(self.keys, self.encoders, strict=True):
             if getattr(encoder, "low_precision", False):
                 parts.append(as_float32(encoder(observation[key])))
             else:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anybatch.models.images import image_shape, to_nchw
+from anybatch.models.images import image_shape, onednn_bf16, to_nchw
 from anybatch.models.layers import normalized_conv, normalized_linear, positive_integer
 
 _STACK_CHANNELS = (16, 32, 32)
@@ -70,5 +70,9 @@ class ImpalaEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (B, F), at least 0, of images (B, ...)."""
-        features = functional.relu(self.stacks(to_nchw(images, self._layout)))
+        x = to_nchw(images, self._layout)
+        if onednn_bf16(x):
+            features = functional.relu(self.stacks(x.bfloat16().to_mkldnn())).to_dense()
+        else:
+            features = functional.relu(self.stacks(x))
         return functional.relu(self.dense(features.flatten(1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anybatch.errors import ConfigError
 
@@ -30,9 +30,24 @@ def normalized_linear(in_features: int, out_features: int, norm: float = HEAD_NO
     return layer
 
 
-def normalized_conv(in_channels: int, out_channels: int, norm: float) -> nn.Conv2d:
-    """A 3x3 convolution that keeps height and width, initialised by :func:`rescale_`."""
-    layer = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+class Conv3x3(nn.Conv2d):
+    """A 3x3 convolution that keeps height and width; it also takes oneDNN's own bfloat16 tensors."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C', H, W)."""
+        if not x.is_mkldnn:
+            return super().forward(x)
+        assert self.bias is not None
+        weight, bias = self.weight.bfloat16(), self.bias.bfloat16()
+        return torch.mkldnn_convolution(x, weight, bias, [1, 1], [1, 1], [1, 1], 1)
+
+
+def normalized_conv(in_channels: int, out_channels: int, norm: float) -> Conv3x3:
+    """A :class:`Conv3x3` initialised by :func:`rescale_`."""
+    layer = Conv3x3(in_channels, out_channels)
     rescale_(layer, norm)
     return layer
 

@@ -60,8 +60,8 @@ class MlpEncoder(nn.Module):
             )
         return int(np.prod(space.shape))
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Features (B, width), between -1 and 1, of observations (B, ...)."""
+    def vectors(self, observation: Tensor) -> Tensor:
+        """Observations (B, ...) as the float32 vectors (B, F) that the first layer takes."""
         x = observation.flatten(1) if observation.dim() > 1 else observation.unsqueeze(-1)
         if self._sizes:
             ranges = zip(x.unbind(-1), self._starts, self._sizes, strict=True)
@@ -69,5 +69,9 @@ class MlpEncoder(nn.Module):
             hot = [c.unsqueeze(-1) == torch.arange(a, a + n, device=x.device) for c, a, n in ranges]
             x = torch.cat(hot, dim=-1)
         x = x.float()
-        features: Tensor = self.layers(x if self._scale == 1.0 else x * self._scale)
+        return x if self._scale == 1.0 else x * self._scale
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Features (B, width), between -1 and 1, of observations (B, ...)."""
+        features: Tensor = self.layers(self.vectors(observation))
         return features

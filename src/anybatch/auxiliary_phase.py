@@ -1,0 +1,203 @@
+"""The auxiliary phase of Phasic Policy Gradient: distil the value function into the policy's network.
+
+After every N_pi iterations the policy is frozen as ``pi_old`` and E_aux epochs over all data of the phase minimise
+:func:`anybatch.objectives.auxiliary_loss`. The value targets are those of the phase's own iterations, and are dropped
+with it: what follows is sampled, and so given new targets, by the networks that the auxiliary phase has left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybatch.config import OptimizerConfig
+from anybatch.distributed import mean_gradients_
+from anybatch.errors import DivergenceError
+from anybatch.minibatches import Batch, auxiliary_time_chunks, deal, equal_cuts
+from anybatch.objectives import auxiliary_loss
+from anybatch.observations import map_observation
+from anybatch.optimizers import make_optimizer, step_size
+from anybatch.policy_phase import Learner
+from anybatch.segments import AuxiliaryMinibatch, SegmentStore
+
+_COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
+
+
+class AuxiliaryPhase:
+    """Collects the data of a policy phase, then trains on it.
+
+    It has an Adam of its own, over all parameters, which lives as long as the run; its step size follows the run's
+    schedule, which depends on the environment steps alone.
+    """
+
+    def __init__(self, learner: Learner, store: SegmentStore, shuffle: torch.Generator) -> None:
+        """Start with an empty phase.
+
+        Args:
+            learner: what the policy phase trains; its agent needs an auxiliary value head.
+            store: where the phase's data is kept.
+            shuffle: CPU generator of the minibatch order, used for nothing else.
+
+        Raises:
+            ConfigError: the minibatches cannot be shared out evenly.
+        """
+        config = learner.config
+        self._config = config.aux
+        self._learner = learner
+        self.store = store
+        self._shuffle = shuffle
+        self._parameters = list(learner.agent.parameters())
+        self._optimizer_config = OptimizerConfig(step_size=config.aux.step_size, schedule=config.optimizer.schedule)
+        self.optimizer = make_optimizer(self._parameters, self._optimizer_config)
+        layout = store.layout
+        self._chunks = auxiliary_time_chunks(layout.segments, layout.num_envs, layout.steps, config.aux.minibatches)
+        self._steps = 0  # gradient steps done in this auxiliary phase
+        self._has_old_params = False
+        self._epoch_start: Tensor | None = None  # the generator before the order of the running epoch was drawn
+        self._sums = torch.zeros(len(_COLUMNS), dtype=torch.float64)
+        self._finished: dict[str, float] = {}
+        self._total_steps = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the policy phase is complete, so that :meth:`gradient_steps` has something to do."""
+        return self.store.full
+
+    def after_iteration(self, batch: Batch) -> None:
+        """Keep an iteration's observations and value targets; called after every policy phase iteration.
+
+        Args:
+            batch: (N, T, ...) data.
+        """
+        self.store.append(batch.observation, batch.value_target)
+
+    def gradient_steps(self, progress: float) -> Iterator[None]:
+        """Run the auxiliary phase, if it is due.
+
+        What a checkpoint keeps is whole whenever this has yielded, which it does after every gradient step; the phase
+        goes on from there after :meth:`load_state_dict`.
+
+        Args:
+            progress: share of the run's environment steps that is done, 0 to 1.
+
+        Raises:
+            DivergenceError: the loss is not finite.
+        """
+        if not self.due:
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = step_size(self._optimizer_config, progress)
+        if not self._has_old_params:
+            self._compute_old_params()
+        self._clear_gradients()  # nothing of the policy phase may enter the first step
+        per_epoch = self._config.minibatches
+        while self._steps < self._config.epochs * per_epoch:
+            self._epoch_start = self._shuffle.get_state()
+            pieces = self.store.layout.segments * self.store.layout.num_envs * self._chunks
+            for share in deal(pieces, per_epoch, self._shuffle)[self._steps % per_epoch :]:
+                self._gradient_step(self.store.minibatch(share, self.store.layout.steps // self._chunks))
+                self._steps += 1
+                yield
+        self._end()
+
+    def statistics(self) -> dict[str, float]:
+        """Columns for the log, by name.
+
+        Averages over the auxiliary phase that has ended since the last call, NaN if none has; and the number of
+        auxiliary gradient steps of the whole run.
+        """
+        finished, self._finished = self._finished, {}
+        return {**dict.fromkeys(_COLUMNS, math.nan), **finished, "aux_gradient_steps": self._total_steps}
+
+    def _compute_old_params(self) -> None:
+        """The policy as it is before the first auxiliary step, for every sample, once."""
+        learner = self._learner
+        with torch.no_grad():
+            for samples in equal_cuts(self.store.samples, learner.config.micro_batch):
+                learner.interrupts.check()
+                observation = map_observation(self._to_device, self.store.observation(samples))
+                self.store.write_old_params(samples.start, learner.agent.policy(observation))
+        self._has_old_params = True
+
+    def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
+        for piece in minibatch.pieces(self._learner.config.micro_batch):  # bounds memory; the gradients add up
+            self._learner.interrupts.check()
+            share = len(piece) / len(minibatch)
+            loss, seen = self._loss(piece.to(self._device))
+            if not bool(torch.isfinite(loss)):
+                raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
+            (loss * share).backward()
+            self._sums += seen.double().cpu() * share
+        mean_gradients_(self._parameters)
+        self.optimizer.step()
+        self._clear_gradients()  # and nothing of this step may enter the next, or the policy phase
+        self._total_steps += 1
+
+    def _loss(self, piece: AuxiliaryMinibatch) -> tuple[Tensor, Tensor]:
+        """The joint loss, and what is logged of it, (3,) in the order of the columns."""
+        params, value, auxiliary_value = self._learner.agent.all_heads(piece.observation)
+        distribution = self._learner.action_spec.distribution
+        kl = distribution(piece.old_params).kl(distribution(params))
+        target = piece.value_target
+        loss = auxiliary_loss(value, auxiliary_value, target, kl, clone_coefficient=self._config.clone_coefficient)
+        with torch.no_grad():
+            errors = [0.5 * (x - target).square().mean() for x in (value, auxiliary_value)]
+            return loss, torch.stack([*errors, kl.mean()])
+
+    def _end(self) -> None:
+        self._finished = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
+        self._begin_policy_phase()
+
+    def _begin_policy_phase(self) -> None:
+        """Start with an empty phase and a proximal policy without a past, for theta has moved far (appendix A)."""
+        self._learner.proximal.reset()
+        self.store.clear()
+        self._steps, self._has_old_params, self._epoch_start = 0, False, None
+        self._sums = torch.zeros_like(self._sums)
+
+    def _clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._parameters[0].device
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        # in the middle of an epoch, its order is drawn again and what is done of it left out
+        in_epoch = self._epoch_start is not None and self._steps % self._config.minibatches
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "shuffle": self._epoch_start if in_epoch else self._shuffle.get_state(),
+            "steps": self._steps,
+            "has_old_params": self._has_old_params,
+            "sums": self._sums.clone(),
+            "finished": dict(self._finished),
+            "total_steps": self._total_steps,
+            "segments": self.store.state_dict(old_params=self._has_old_params),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what :meth:`state_dict` gave; the proximal policy is to be restored before.
+
+        Returns:
+            False if the phase's data is not there any more: a new policy phase begins instead.
+        """
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._shuffle.set_state(state["shuffle"])
+        self._steps, self._has_old_params = state["steps"], state["has_old_params"]
+        self._sums, self._finished = state["sums"].clone(), dict(state["finished"])
+        self._total_steps = state["total_steps"]
+        if self.store.load_state_dict(state["segments"]):
+            return True
+        if self._steps:
+            self._begin_policy_phase()
+        self._has_old_params = False
+        return False

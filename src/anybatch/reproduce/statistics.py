@@ -1,0 +1,281 @@
+"""The statistics of the paper: normalised returns, bands, and the hypothesis tests of appendix E.
+
+Results stand in arrays (seeds, tasks); the tasks, 16 games in the paper, are the strata of the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+
+FINAL_WINDOW = 4_000_000
+"""Environment steps at the end of training that the paper averages over: about one PPG phase (appendix E)."""
+
+
+class ZTest(NamedTuple):
+    """A one-tailed test by the normal distribution."""
+
+    z: float
+    p: float
+
+
+class Effect(NamedTuple):
+    """An effect size with its one-tailed test: a cell of appendix E's table."""
+
+    size: float
+    z: float
+    p: float
+
+
+class Band(NamedTuple):
+    """Mean over seeds, with the standard deviation (figures 1, 2, 4) and the standard error (figures 3, 4 right)."""
+
+    mean: Array
+    std: Array
+    sem: Array
+
+
+def van_elteren(a: ArrayLike, b: ArrayLike) -> ZTest:
+    """Whether ``a`` tends to be larger than ``b``: the one-tailed van Elteren test of appendix E.
+
+    The stratified Mann-Whitney test. In each stratum U counts the pairs with a > b, ties as 1/2. Under the null
+    hypothesis that a and b are exchangeable in every stratum, U has mean ``n m / 2`` and, for N = n + m values of which
+    groups of t are tied, variance ``n m / 12 * (N + 1 - sum(t^3 - t) / (N (N - 1)))``. Van Elteren weighs a stratum by
+    ``1 / (N + 1)``, the locally best choice; here every stratum has the same N, so the weights cancel:
+    ``z = sum(U - n m / 2) / sqrt(sum(var))``. There is no continuity correction. A stratum where all values are tied
+    adds nothing to either sum; if that holds for all, z is 0 and p is 1/2.
+
+    Args:
+        a: (n seeds, strata).
+        b: (m seeds, strata); m may differ from n.
+
+    Returns:
+        z and the probability of at least this z under the null hypothesis.
+
+    Raises:
+        ValueError: not two dimensions, no seeds, different strata, or NaN.
+    """
+    a, b = _pair(a, b)
+    pooled = np.concatenate([a, b])
+    total = len(pooled)
+    tied_with = (pooled[:, None] == pooled).sum(0)  # (N, strata): t of the group that each value is in, itself included
+    ties = (tied_with**2 - 1).sum(0)  # t values a group with t^2 - 1 each: t^3 - t
+    pairs = len(a) * len(b)
+    variance = float((pairs / 12 * (total + 1 - ties / (total * (total - 1)))).sum())
+    if (tied_with == total).all():
+        return ZTest(0.0, 0.5)
+    z = float((_wins(a, b) - pairs / 2).sum()) / math.sqrt(variance)
+    return ZTest(z, 0.5 * math.erfc(z / math.sqrt(2)))
+
+
+def bonferroni_threshold(level: float, hypotheses: int) -> float:
+    """The z above which a one-tailed test is significant at ``level`` after Bonferroni's correction (appendix E).
+
+    3.84 for the paper's 0.1% and 16 hypotheses.
+
+    Raises:
+        ValueError: a level outside (0, 1) or fewer than one hypothesis.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"The significance level must be between 0 and 1, not {level}.")
+    if hypotheses < 1:
+        raise ValueError(f"The number of hypotheses must be at least 1, not {hypotheses}.")
+    return -NormalDist().inv_cdf(level / hypotheses)
+
+
+def difference_of_differences(
+    ablation_default: ArrayLike, ablation_small: ArrayLike, default: ArrayLike, small: ArrayLike
+) -> Effect:
+    """How much more an ablation loses at a small batch than the original does: a cell of appendix E's table.
+
+    The loss of a seed is its final normalised return at the default batch size less that at the small one. Seeds are
+    paired in the order they stand in, which is arbitrary, as no run shares anything with the one at the other batch
+    size. Ablations (a) to (c) change nothing at the default batch size: pass the same runs, in the same order, as both
+    defaults. What the two samples of losses then share makes the test conservative.
+
+    Args:
+        ablation_default: (n seeds, tasks), final normalised returns of the ablation at the default batch size.
+        ablation_small: (n seeds, tasks), at the small one.
+        default: (m seeds, tasks), those of the original experiment at the default batch size.
+        small: (m seeds, tasks), at the small one.
+
+    Returns:
+        The mean difference of the losses, positive if the ablation loses more, and its van Elteren test.
+
+    Raises:
+        ValueError: shapes that do not fit, or NaN.
+    """
+    losses = []
+    for at_default, at_small in ((ablation_default, ablation_small), (default, small)):
+        at_default, at_small = _pair(at_default, at_small)
+        if len(at_default) != len(at_small):
+            raise ValueError(f"Both batch sizes need the same seeds, not {len(at_default)} and {len(at_small)}.")
+        losses.append(at_default - at_small)
+    test = van_elteren(*losses)
+    return Effect(float(losses[0].mean() - losses[1].mean()), test.z, test.p)
+
+
+def normalized(returns: ArrayLike, low: ArrayLike, high: ArrayLike) -> Array:
+    """Normalised returns ``(R - low) / (high - low)`` (section 5.2); the three broadcast against each other.
+
+    Raises:
+        ValueError: a range whose high is not above its low.
+    """
+    low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    if not (high > low).all():
+        raise ValueError("The return that counts as 1 must be above the return that counts as 0.")
+    return np.asarray((np.asarray(returns, dtype=np.float64) - low) / (high - low))
+
+
+def band(values: ArrayLike) -> Band:
+    """Mean, standard deviation and standard error over seeds, as in the bands and bars of the paper's figures.
+
+    Average over tasks before, so that the band shows how much a whole repetition of the experiment varies.
+
+    Args:
+        values: (seeds, ...); NaN stays NaN.
+
+    Returns:
+        Arrays (...). Deviation (with n - 1) and error are NaN for a single seed.
+
+    Raises:
+        ValueError: no seeds.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim == 0 or len(values) == 0:
+        raise ValueError("A band needs values of at least one seed.")
+    mean = np.asarray(values.mean(0))
+    if len(values) == 1:
+        return Band(mean, np.full_like(mean, math.nan), np.full_like(mean, math.nan))
+    std = np.asarray(values.std(0, ddof=1))
+    return Band(mean, std, std / math.sqrt(len(values)))
+
+
+def final_average(steps: ArrayLike, values: ArrayLike, window: float = FINAL_WINDOW) -> Array:
+    """The mean of curves over the last ``window`` environment steps (figures 3, 4 and appendix E).
+
+    Curves are read as straight lines between their points, so points may be unevenly spaced and the window may start
+    between two of them.
+
+    Args:
+        steps: (points,), increasing.
+        values: (..., points).
+        window: environment steps, at most those between the first and the last point.
+
+    Returns:
+        (...).
+
+    Raises:
+        ValueError: shapes that do not fit, steps that do not increase, or a window that is not within the curve.
+    """
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if steps.ndim != 1 or values.ndim == 0 or values.shape[-1] != len(steps):
+        raise ValueError(f"Steps (points,) and values (..., points) do not fit: {steps.shape} and {values.shape}.")
+    if len(steps) < 2 or not (np.diff(steps) > 0).all():
+        raise ValueError("A curve needs at least two points at increasing environment steps.")
+    if not 0 < window <= steps[-1] - steps[0]:
+        raise ValueError(f"The window is {window} steps, but the curve covers {steps[-1] - steps[0]:g}.")
+    start = steps[-1] - window
+    first = int(np.searchsorted(steps, start, side="right"))  # the first point after the start
+    part = (start - steps[first - 1]) / (steps[first] - steps[first - 1])
+    at_start = values[..., first - 1] * (1 - part) + values[..., first] * part
+    heights = np.concatenate([at_start[..., None], values[..., first:]], axis=-1)
+    widths = np.diff(np.concatenate([[start], steps[first:]]))
+    return np.asarray(((heights[..., 1:] + heights[..., :-1]) / 2 * widths).sum(-1) / window)
+
+
+def iqm(values: ArrayLike) -> float:
+    """The interquartile mean over all seeds and tasks together, as rliable defines it (Agarwal et al., 2021).
+
+    A quarter of the values, rounded down, is left out at each end.
+
+    Raises:
+        ValueError: no values, or NaN.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=None)
+    if len(ordered) == 0 or np.isnan(ordered).any():
+        raise ValueError("The interquartile mean needs at least one value and no NaN.")
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> float:
+    """The mean over tasks of P(a > b) + P(a = b) / 2, as rliable defines it (Agarwal et al., 2021).
+
+    Args:
+        a: (n seeds, tasks).
+        b: (m seeds, tasks).
+
+    Raises:
+        ValueError: not two dimensions, no seeds, different tasks, or NaN.
+    """
+    a, b = _pair(a, b)
+    return float(_wins(a, b).mean()) / (len(a) * len(b))
+
+
+def bootstrap_interval(
+    values: ArrayLike | tuple[ArrayLike, ...],
+    statistic: Callable[..., float],
+    *,
+    level: float = 0.95,
+    repetitions: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """The stratified percentile bootstrap: seeds are drawn with replacement within each task (Agarwal et al., 2021).
+
+    With n seeds the interval is too narrow by a factor of about ``sqrt((n - 1) / n)``, 0.8 for three.
+
+    Args:
+        values: (seeds, tasks), or a tuple of such arrays, resampled independently.
+        statistic: a number from as many arrays as ``values`` has.
+        level: the share of the bootstrap distribution inside the interval.
+        repetitions: resamples.
+        seed: of the resampling.
+
+    Returns:
+        Both ends of the interval.
+
+    Raises:
+        ValueError: not two dimensions, no seeds, NaN, a level outside (0, 1) or fewer than one repetition.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"The level must be between 0 and 1, not {level}.")
+    if repetitions < 1:
+        raise ValueError(f"The number of repetitions must be at least 1, not {repetitions}.")
+    samples = [_seeds_by_tasks(sample) for sample in (values if isinstance(values, tuple) else (values,))]
+    rng = np.random.default_rng(seed)
+    results = np.empty(repetitions)
+    for repetition in range(repetitions):
+        drawn = (np.take_along_axis(x, rng.integers(len(x), size=x.shape), axis=0) for x in samples)
+        results[repetition] = statistic(*drawn)
+    low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _seeds_by_tasks(values: ArrayLike) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 2 or array.size == 0:
+        raise ValueError(f"Results must be an array (seeds, tasks) with at least one of each, not {array.shape}.")
+    if np.isnan(array).any():
+        raise ValueError(f"Results must not be NaN, and {np.isnan(array).sum()} of {array.size} are.")
+    return array
+
+
+def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    a, b = _seeds_by_tasks(a), _seeds_by_tasks(b)
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"Both results must have the same tasks, not {a.shape[1]} and {b.shape[1]}.")
+    return a, b
+
+
+def _wins(a: Array, b: Array) -> Array:
+    """Mann-Whitney's U by task: pairs with a > b, ties as 1/2."""
+    first, second = a[:, None], b[None, :]
+    return np.asarray(((first > second) + 0.5 * (first == second)).sum((0, 1)))

@@ -1,0 +1,118 @@
+"""What a phase keeps of each sample, how many bytes that is, and where they go."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from anybatch.errors import ConfigError
+
+IN_CHECKPOINT = 256_000_000
+"""Bytes up to which a phase in memory is part of the checkpoints, and which ``auto`` always keeps in memory."""
+
+_SHARE_OF_FREE = 0.8  # training needs memory besides, and checkpoints and logs need disk
+StorageKind = Literal["ram", "disk"]
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """What a phase keeps of this worker's environments."""
+
+    segments: int
+    """Segments of a phase, N_pi."""
+    num_envs: int
+    steps: int
+    arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    """Type and shape of one sample's entry, by name."""
+    keys: tuple[str, ...] | None
+    """Keys of a dictionary observation, in order."""
+
+    @property
+    def segment_samples(self) -> int:
+        """Samples of one segment, N*T."""
+        return self.num_envs * self.steps
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.arrays.values())
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of a whole phase."""
+        return self.segments * self.segment_samples * self.sample_bytes
+
+
+def layout_of(space: gym.Space[Any], num_params: int, *, segments: int, num_envs: int, steps: int) -> SegmentLayout:
+    """What a phase keeps for an observation space as :class:`~anybatch.envs.base.VectorEnv` has it.
+
+    Args:
+        space: of a single environment; a flat dictionary of spaces or one space.
+        num_params: raw distribution parameters P of the policy.
+        segments: N_pi.
+        num_envs: environments of this worker.
+        steps: T.
+    """
+    keys = tuple(space.spaces) if isinstance(space, gym.spaces.Dict) else None
+    entries = [space] if keys is None else [space[key] for key in keys]  # type: ignore[index]
+    arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        # by position, because a key may hold characters that a file name cannot
+        f"observation{i}": (_torch_dtype(entry), tuple(entry.shape or ()))
+        for i, entry in enumerate(entries)
+    }
+    arrays |= {"value_target": (torch.float32, ()), "old_params": (torch.float32, (num_params,))}
+    return SegmentLayout(segments, num_envs, steps, arrays, keys)
+
+
+def choose_storage(wanted: str, need: int, *, free_ram: int, free_disk: int) -> StorageKind:
+    """Decide where a phase is kept.
+
+    ``auto`` takes memory up to :data:`IN_CHECKPOINT` bytes. Above, it takes the disk if it has room, because a run can
+    then be resumed exactly, and what memory is free serves as the files' cache anyway; else memory.
+
+    Args:
+        wanted: ram, disk or auto.
+        need: bytes of a phase.
+        free_ram: free bytes of memory.
+        free_disk: free bytes of disk, those that segments already take included.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    fits = {"ram": need <= _SHARE_OF_FREE * free_ram, "disk": need <= _SHARE_OF_FREE * free_disk}
+    order: tuple[StorageKind, ...] = ("ram", "disk") if need <= IN_CHECKPOINT else ("disk", "ram")
+    for kind in order:
+        if fits[kind] and wanted in (kind, "auto"):
+            return kind
+    other = next((kind for kind in order if fits[kind]), None)
+    advice = f"set aux.storage {other}" if other else "free some, choose another disk with --out, or fewer env.num_envs"
+    raise ConfigError(
+        f"aux.storage is {wanted}, but an auxiliary phase keeps {gigabytes(need)}, and of {gigabytes(free_ram)} free "
+        f"memory and {gigabytes(free_disk)} free disk it may take {_SHARE_OF_FREE:.0%}; {advice}"
+    )
+
+
+def gigabytes(count: float) -> str:
+    """A number of bytes for people: 25.8 GB, 310.0 MB, 4.5 kB."""
+    size, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB")) if count >= s), (1e3, "kB"))
+    return f"{count / size:.1f} {unit}"
+
+
+def free_disk(folder: Path) -> int:
+    """Free bytes of the disk that ``folder``, which need not exist yet, is on; segments already there count as free."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    own = sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0
+    return shutil.disk_usage(there).free + own
+
+
+def _torch_dtype(space: gym.Space[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, space.dtype)).dtype
