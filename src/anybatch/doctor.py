@@ -78,17 +78,14 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     epochs, seen = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
     most = _MANY_CLIPPED if epochs == 1 else _MANY_CLIPPED_IN_EPOCHS
     if clipped < _FEW_CLIPPED:
+        com = f"{config.policy.center_of_mass:g}"
+        raise_it = f"raise policy.center_of_mass ({com})" if _ewma(config) else "PPO-EWMA with a high centre of mass"
         yield Finding(
             "clip_fraction_low",
             "warning",
             seen,
             "below 1% clipping does not limit the policy at all",
-            "take a larger iteration batch (rollout.steps and optimizer.minibatches times the same factor), or "
-            + (
-                f"raise policy.center_of_mass ({config.policy.center_of_mass:g})"
-                if _ewma(config)
-                else "PPO-EWMA with a high policy.center_of_mass"
-            ),
+            f"take a larger iteration batch (rollout.steps and optimizer.minibatches times the same), or {raise_it}",
         )
     elif clipped > most:
         yield Finding(

@@ -26,6 +26,7 @@ from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.optimizers import Optimizers
 from anybatch.policy_phase import Learner
 from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
+from anybatch.ray_actors import RayActors, Seeds
 from anybatch.rollout import Rollout, Sampler, collect
 from anybatch.segment_layout import layout_of
 from anybatch.segments import SegmentStore
@@ -92,7 +93,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
         EnvError: the environment cannot be made.
     """
-    workers = world_size()
+    num_envs = config.env.num_envs // world_size()
     model_seed, env_seed, action_seed, shuffle_seed = (
         stream_seed(seed, name, worker, number)
         for name, worker, number in (
@@ -105,7 +106,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     torch.manual_seed(stream_seed(seed, "torch", rank(), 0))  # for layers of a user's encoder, dropout say
     device = resolve_device(config.device)
     interrupts = Interrupts()
-    env = make(config.env, config.env.num_envs // workers, env_seed)
+    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)  # Ray's workers have theirs
     action_spec = ActionSpec(env.action_space)
     agent = build_agent(
         config.model,
@@ -133,16 +134,16 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         generator=torch.Generator(device).manual_seed(action_seed),
     )
     return Parts(
-        source=_source(config, sampler, learner, device),
+        source=_source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream)),
         learner=learner,
         reward_normalizer=(
-            RewardNormalizer(env.num_envs, config.reward.return_discount, config.reward.bound)
+            RewardNormalizer(num_envs, config.reward.return_discount, config.reward.bound)
             if config.reward.normalize
             else None
         ),
         advantage_normalizer=AdvantageNormalizer(config.advantage.span) if config.advantage.normalize else None,
         env=env,
-        auxiliary=_auxiliary(config, learner, env, stream_seed(seed, "auxiliary", rank(), 0), segments),
+        auxiliary=_auxiliary(config, learner, env, num_envs, stream_seed(seed, "auxiliary", rank(), 0), segments),
     )
 
 
@@ -153,7 +154,7 @@ def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
 
 
 def _auxiliary(
-    config: TrainConfig, learner: Learner, env: VectorEnv, seed: int, folder: Path | None
+    config: TrainConfig, learner: Learner, env: VectorEnv, num_envs: int, seed: int, folder: Path | None
 ) -> AuxiliaryPhase | None:
     if not config.aux.enabled or config.aux.epochs == 0:  # without epochs there is no phase: PPO with these networks
         return None
@@ -161,7 +162,7 @@ def _auxiliary(
         env.observation_space,
         learner.action_spec.num_params,
         segments=config.aux.policy_iterations,
-        num_envs=env.num_envs,
+        num_envs=num_envs,
         steps=config.rollout.steps,
     )
     try:
@@ -185,8 +186,24 @@ def _noise_scale(config: TrainConfig) -> NoiseScale:
     return NoiseScale(window_steps(config.optimizer.minibatches, age), adam=config.optimizer.kind == "adam")
 
 
-def _source(config: TrainConfig, sampler: Sampler, learner: Learner, device: torch.device) -> RolloutSource:
+def _ray_seeds(config: TrainConfig, seed: int, env_stream: int) -> Seeds:
+    first = rank() * config.rollout.source.ray_workers
+
+    def seeds(number: int, starts: int) -> tuple[int, int]:
+        again = "-again" * starts  # a worker that replaces a dead one must not replay its levels
+        env, action = (stream_seed(seed, name + again, first + number, env_stream) for name in ("env", "action"))
+        return env, action
+
+    return seeds
+
+
+def _source(
+    config: TrainConfig, sampler: Sampler, learner: Learner, device: torch.device, ray_seeds: Seeds
+) -> RolloutSource:
     source = config.rollout.source
+    if source.ray_workers:
+        num_envs = config.env.num_envs // world_size()
+        return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
     collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
     if source.kind == "asynchronous":
         return Asynchronous(

@@ -46,9 +46,11 @@ class Pictures(gymnasium.Env[np.ndarray, int]):
         return self._picture(), reward, self._steps > 9, False, {}
 
 
+AUXILIARY = {"policy_iterations": 2, "aux_epochs": 2, "aux_minibatches": 4}
 RUNS = {
     **{f"{preset}-cartpole": (preset, "gym:CartPole-v1", {}) for preset in ("ppo", "ppo-ewma")},
     "ppo-ewma-kl-cartpole": ("ppo-ewma", "gym:CartPole-v1", {"objective": "kl"}),
+    **{f"{preset}-cartpole": (preset, "gym:CartPole-v1", AUXILIARY) for preset in ("ppg", "ppg-ewma")},
     "ppo-ewma-pictures": ("ppo-ewma", Pictures, {}),
 }
 

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from anybatch.logs import read_progress
 from anybatch.presets import PRESETS
-from anybatch.training import train
-
+from anybatch.training import resume, train
 
 # Chosen on seeds 101 and 102, where every combination reached 400 before 60k steps; the test uses another seed.
+PPO = {"rollout_steps": 128, "step_size": 1e-3}
+PPG = {"rollout_steps": 64, "step_size": 2e-3, "aux_step_size": 2e-3}
+PPG |= {"policy_iterations": 8, "aux_minibatches": 128, "aux_epochs": 2}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["clip", "kl"])
-@pytest.mark.parametrize("preset", ["ppo", "ppo-ewma"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_cartpole_reaches_400(preset: str, objective: str, tmp_path: Path) -> None:
     config = PRESETS[preset](
         "gym:CartPole-v1",
         objective=objective,
         num_envs=8,
-        rollout_steps=128,
-        total_env_steps=100_000,
-        step_size=1e-3,
         discount=0.99,
+        total_env_steps=65_000,
+        **(PPG if preset.startswith("ppg") else PPO),
     )
     train(config, tmp_path / "run", seed=7, quiet=True)
-    returns = read_progress(tmp_path / "run" / "progress.csv")["mean_episode_return"]
-    assert max(returns) >= 400
+    if best_return(tmp_path / "run") < 400:
+        resume(tmp_path / "run", total_env_steps=100_000, quiet=True)
+    assert best_return(tmp_path / "run") >= 400
+
+
+def best_return(run_dir: Path) -> float:
+    returns = read_progress(run_dir / "progress.csv")["mean_episode_return"]
+    return max(value for value in returns if not math.isnan(value))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -65,6 +65,7 @@ def assert_close(a: TrainConfig, b: TrainConfig) -> None:
         assert right[name] == (pytest.approx(value, rel=1e-12) if numeric else value), name
 
 
+@settings(max_examples=40)
 @given(configs(), st.integers(0, 5).map(lambda x: 2**x), st.sampled_from(["sqrt", "linear", "none"]), st.booleans())
 def test_there_and_back(config: TrainConfig, c: int, adam_step: Any, adam_betas: bool) -> None:
     rules: dict[str, Any] = {"adam_step": adam_step, "adam_betas": adam_betas}
@@ -76,6 +77,7 @@ def test_there_and_back(config: TrainConfig, c: int, adam_step: Any, adam_betas:
         assert_close(scaling.scale(small, 1 / c, **rules)[0], config)
 
 
+@settings(max_examples=40)
 @given(configs(), POWERS, POWERS)
 def test_two_steps_are_one(config: TrainConfig, first: int, second: int) -> None:
     if first * second <= 32:
@@ -83,6 +85,7 @@ def test_two_steps_are_one(config: TrainConfig, first: int, second: int) -> None
         assert_close(scaling.scale(scaling.scale(config, first)[0], second)[0], direct)
 
 
+@settings(max_examples=40)
 @given(configs(), POWERS)
 def test_what_the_rules_hold(config: TrainConfig, c: int) -> None:
     small, _ = scaling.scale(config, c)
@@ -101,6 +104,7 @@ def test_what_the_rules_hold(config: TrainConfig, c: int) -> None:
         validate(small)
 
 
+@settings(max_examples=40)
 @given(configs(), st.integers(1, 300), st.integers(1, 512), st.integers(1, 16))
 def test_any_batch_is_scaled_or_refused(config: TrainConfig, envs: int, steps: int, many: int) -> None:
     try:
@@ -174,7 +178,7 @@ def assert_same_distribution(a: Walk, b: Walk, rel: float) -> None:
 
 def test_constant_gradient_sgd_is_the_same_trajectory() -> None:
     config = config_for(optimizer_kind="sgd", **{"optimizer.step_size": 0.1})
-    for samples in (REFERENCE * 50, REFERENCE * 200):
+    for samples in (REFERENCE * 50, REFERENCE * 120):
         walks = [
             walk(scaling.scale(config, c)[0], samples, slope=1.0, curvature=0.0, noise=0.0, replicas=1)
             for c in (1, 4, 16)
@@ -203,9 +207,9 @@ def test_noisy_quadratic_sgd_has_the_same_distribution(c: int) -> None:
 def test_adam_with_the_square_root_rule_has_the_same_distribution(slope: float, curvature: float, start: float) -> None:
     config = config_for(**{"optimizer.step_size": 0.01})
     problem: dict[str, Any] = {"slope": slope, "curvature": curvature, "noise": 160.0, "start": start}
-    first = walk(config, REFERENCE * 600, **problem)
+    first = walk(config, REFERENCE * 300, **problem)
     small, _ = scaling.scale(config, 16, adam_betas=True)
-    assert_same_distribution(first, walk(small, REFERENCE * 600, **problem, seed=1), rel=0.06)
+    assert_same_distribution(first, walk(small, REFERENCE * 300, **problem, seed=1), rel=0.06)
 
 
 def test_adam_with_another_rule_does_not() -> None:

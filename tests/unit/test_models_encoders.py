@@ -185,7 +185,10 @@ def test_dictionary_options_go_where_they_fit() -> None:
         build("auto", gym.spaces.Dict({}))
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU does not compute in bfloat16")
+@pytest.mark.skipif(
+    not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    reason="this CPU does not compute in bfloat16",
+)
 @pytest.mark.parametrize("shape", [(64, 64, 3), (17, 30, 3)])
 def test_onednn_tensors_change_the_speed_alone(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Features and every gradient agree with fp32 as well as the plain bf16 computation does."""

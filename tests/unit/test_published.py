@@ -14,6 +14,7 @@ from anybatch.envs.procgen import NORMALIZATION
 from anybatch.errors import AnybatchError
 from anybatch.reproduce.published import (
     NAMES,
+    Comparison,
     Curves,
     compare,
     final_returns,
@@ -33,6 +34,11 @@ pytestmark = pytest.mark.skipif(not CURVES.is_file(), reason="needs results/refe
 @pytest.fixture(scope="module")
 def curves() -> Curves:
     return read_curves()
+
+
+@pytest.fixture(scope="module")
+def comparisons(curves: Curves) -> list[Comparison]:
+    return compare(final_returns(curves))
 
 
 def numbers(text: str) -> list[float]:
@@ -74,8 +80,8 @@ def test_final_returns_are_close_to_the_mean_of_the_last_points(curves: Curves) 
             np.testing.assert_allclose(values[:, column], (plain - low) / (high - low), atol=0.01)
 
 
-def test_published_ppg_beats_ppo(curves: Curves) -> None:
-    ppg, with_kl, single = compare(final_returns(curves))
+def test_published_ppg_beats_ppo(comparisons: list[Comparison]) -> None:
+    ppg, with_kl, single = comparisons
     # U sums to 140 of 144 pairs: Z = (140 - 72) / sqrt(84); see test_z_of_the_paper
     assert ppg.z == pytest.approx(68 / np.sqrt(84)) and ppg.improvement == 140 / 144
     assert 0.15 < ppg.low < ppg.difference < ppg.high < 0.2
@@ -83,9 +89,8 @@ def test_published_ppg_beats_ppo(curves: Curves) -> None:
         assert comparison.low < 0 < comparison.high and comparison.p > 0.05
 
 
-def test_docs_show_what_is_printed(curves: Curves) -> None:
-    results = final_returns(curves)
-    printed = (table_of_results(results), table_of_comparisons(compare(results)))
+def test_docs_show_what_is_printed(curves: Curves, comparisons: list[Comparison]) -> None:
+    printed = (table_of_results(final_returns(curves)), table_of_comparisons(comparisons))
     lines = [line for line in DOCS.read_text().splitlines() if line.startswith("|")]
     expected = [line for table in printed for line in table.splitlines()]
     assert len(lines) == len(expected)

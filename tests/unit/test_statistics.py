@@ -53,8 +53,8 @@ def test_one_stratum_by_hand() -> None:
 
 def test_two_strata_by_hand_one_of_them_with_ties() -> None:
     # first stratum as above: U - mean = 2, variance 3
-    # a = 1 2 2 against b = 2 1: 1 gets 0 + 1/2, each 2 gets 1/2 + 1, so U = 3.5 and U - mean = 0.5; 1 stands there twice
-    # and 2 three times, sum(t^3 - t) = 6 + 24 = 30; variance 6 / 12 * (6 - 30 / (5 * 4)) = 2.25
+    # a = 1 2 2 against b = 2 1: 1 gets 0 + 1/2, each 2 gets 1/2 + 1, so U = 3.5 and U - mean = 0.5; two 1s and three
+    # 2s are tied, sum(t^3 - t) = 6 + 24 = 30; variance 6 / 12 * (6 - 30 / (5 * 4)) = 2.25
     # z = (2 + 0.5) / sqrt(3 + 2.25) = 1.0911
     a, b = [[3, 1], [1, 2], [4, 2]], [[2, 2], [0, 1]]
     assert van_elteren(a, b).z == pytest.approx(2.5 / math.sqrt(5.25)) == pytest.approx(1.0911, abs=1e-4)
@@ -155,7 +155,7 @@ def test_without_an_effect_z_is_standard_normal() -> None:
     z = np.array([van_elteren(*(spread * rng.standard_cauchy((2, 3, 16)))).z for _ in range(2000)])
     assert abs(z.mean()) < 0.1
     assert abs(z.std() - 1) < 0.1
-    for level in (0.5, 0.1, 0.05):
+    for level in (0.1, 0.05):
         assert np.mean(z > stats.norm.isf(level)) == pytest.approx(level, abs=0.03)
 
 
@@ -310,7 +310,7 @@ def test_probability_of_improvement_is_mann_whitneys_u(pair: tuple[Array, Array]
 
 def test_bootstrap_of_a_mean_has_the_width_of_theory() -> None:
     rng = np.random.default_rng(3)
-    values = rng.normal(size=(50, 4)) + [0, 10, 20, 30]  # spread between tasks must not count
+    values = rng.normal(size=(50, 4)) + np.array([0, 10, 20, 30])  # spread between tasks must not count
     low, high = bootstrap_interval(values, np.mean)
     half = 1.96 * math.sqrt(float(values.var(0).sum() / 50)) / 4
     assert high - low == pytest.approx(2 * half, rel=0.1)

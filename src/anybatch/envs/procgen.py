@@ -24,7 +24,7 @@ NORMALIZATION: dict[str, tuple[float, float]] = {
     "leaper": (1.5, 10.0),
     "maze": (4.0, 10.0),
     "miner": (1.5, 20.0),
-    "ninja": (2.0, 13.0),
+    "ninja": (2.0, 10.0),
     "plunder": (3.0, 30.0),
     "starpilot": (1.5, 35.0),
 }

@@ -23,7 +23,11 @@ class StackedAuxiliaryPhase:
     """:class:`anybatch.auxiliary_phase.AuxiliaryPhase` for some of R runs, which share its length and minibatches."""
 
     def __init__(
-        self, learner: StackedLearner, configs: Sequence[TrainConfig], runs: Tensor, generators: Sequence[torch.Generator]
+        self,
+        learner: StackedLearner,
+        configs: Sequence[TrainConfig],
+        runs: Tensor,
+        generators: Sequence[torch.Generator],
     ) -> None:
         """Start with an empty phase.
 
@@ -58,7 +62,7 @@ class StackedAuxiliaryPhase:
             steps: T.
 
         Returns:
-            Statistics (S,) by column name; empty if it was not due.
+            Statistics (R,) by column name, NaN for runs that are not among the S; empty if it was not due.
         """
         config = self._config
         if len(self._data) < config.policy_iterations:
@@ -73,7 +77,12 @@ class StackedAuxiliaryPhase:
         for name, rows in self._weights.items():
             self._learner.weights[name][self._runs] = rows
         self._learner.proximal.reset(self._runs)
-        return seen
+        return {name: self._of_all_runs(value) for name, value in seen.items()}
+
+    def _of_all_runs(self, value: Tensor) -> Tensor:
+        everywhere = torch.full((self._learner.runs,), torch.nan)
+        everywhere[self._runs] = value
+        return everywhere
 
     def _train(self, vectors: Vectors, target: Tensor, num_envs: int, steps: int) -> dict[str, Tensor]:
         config, runs = self._config, len(self._runs)

@@ -73,6 +73,10 @@ class StackedLearner:
         """R."""
         return len(self.shuffles)
 
+    def finite(self) -> Tensor:
+        """(R,) bool, the run's weights can be trained on."""
+        return torch.stack([torch.isfinite(rows.norm(dim=1)) for rows in self.weights.values()]).all(0)
+
     def views(self, weights: Mapping[str, Tensor]) -> Views:
         """All parameters by name in matrices of weights, with their gradients."""
         return {name: view for group, rows in weights.items() for name, view in self.blocks[group].views(rows).items()}
@@ -160,7 +164,7 @@ def policy_objective(minibatch: StackedBatch, params: Tensor, learner: StackedLe
         proximal_params = _proximal_params(minibatch, learner)
         proximal = learner.action_spec.distribution(proximal_params)
         logp_importance = logp_proximal = minibatch.behavior_logp
-        if learner.proximal.needed:
+        if learner.proximal.needed and _uses_proximal_logp(learner):
             computed = proximal.log_prob(minibatch.action)
             logp_proximal = torch.where(learner.proximal.recorded, minibatch.behavior_logp, computed)
         if numbers.any_proximal_importance:
@@ -193,6 +197,13 @@ def policy_objective(minibatch: StackedBatch, params: Tensor, learner: StackedLe
     return loss - (numbers.entropy_coefficient * entropy).mean(), {name: x.detach() for name, x in seen.items()}
 
 
+def _uses_proximal_logp(learner: StackedLearner) -> bool:
+    """False where the exact KL is all that the proximal policies are needed for."""
+    policy = learner.config.policy
+    exact_kl = policy.objective == "kl" and policy.kl_estimator == "exact"
+    return learner.statistics or learner.coefficients.any_proximal_importance or not exact_kl
+
+
 def _proximal_params(minibatch: StackedBatch, learner: StackedLearner) -> Tensor:
     """(R, B, P) raw distribution parameters of the proximal policies."""
     proximal = learner.proximal
@@ -200,6 +211,8 @@ def _proximal_params(minibatch: StackedBatch, learner: StackedLearner) -> Tensor
         return minibatch.behavior_params
     views = learner.blocks["policy"].views(proximal.weights)
     params = learner.networks.policy(views, minibatch.vectors)
+    if not learner.proximal.any_recorded:
+        return params
     return torch.where(proximal.recorded.unsqueeze(-1), minibatch.behavior_params, params)
 
 

@@ -31,6 +31,8 @@ class StackedProximal:
         """(R, P), used where ``recorded`` is False."""
         self.recorded = torch.tensor([[kind == "behavior"] for kind in kinds])
         """(R, 1) bool, the proximal policy is the one that was recorded when the actions were sampled."""
+        self.any_recorded = bool(self.recorded.any())
+        """Whether any run has that."""
         self.needed = bool((~self.recorded).any())
         """Whether any run has a proximal policy besides the recorded one."""
         self._recent = torch.tensor([i for i, kind in enumerate(kinds) if kind == "recent"], dtype=torch.int64)

@@ -38,8 +38,8 @@ class StackedRollout:
     terminated: Tensor
 
     def finite(self) -> Tensor:
-        """(R,) bool, the run's networks gave finite numbers throughout."""
-        return (torch.isfinite(self.value) & torch.isfinite(self.behavior_logp)).flatten(1).all(1)
+        """(R,) bool, the run's networks gave finite numbers throughout, and squares of values do not overflow."""
+        return (torch.isfinite(self.value.square()) & torch.isfinite(self.behavior_logp)).flatten(1).all(1)
 
 
 def make_stacked_env(config: EnvConfig, seeds: Sequence[int]) -> EnvPoolVectorEnv:
@@ -205,7 +205,7 @@ class StackedSampler:
         observations = [step.final_observation for _, step in cut if step.final_observation is not None]
         head = observations[0]
         if isinstance(head, dict):
-            return self._networks.vectors({key: pad(*(o[key] for o in observations)) for key in head})  # type: ignore[call-overload]
+            return self._networks.vectors({key: pad(*(o[key] for o in observations)) for key in head})
         return self._networks.vectors(pad(*observations))  # type: ignore[arg-type]
 
     def _prepare(self, observation: EnvObservation) -> Vectors:

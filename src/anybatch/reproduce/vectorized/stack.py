@@ -6,7 +6,9 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import gymnasium
 import torch
 from torch import Tensor
 
@@ -126,9 +128,7 @@ def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None,
         env.close()
 
 
-def _loop(
-    stack: _Stack, configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None
-) -> list[RunResult]:
+def _loop(stack: _Stack, configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None) -> list[RunResult]:
     config, learner = configs[0], stack.learner
     delay = config.rollout.source.delay if config.rollout.source.kind == "delayed" else 0
     iterations = max(1, math.ceil(config.total_env_steps / config.iteration_batch) - delay)
@@ -140,7 +140,9 @@ def _loop(
     for iteration in range(1, iterations + 1):
         progress = min(1.0, env_steps / config.total_env_steps)
         for phase in stack.phases:
-            auxiliary_seen |= phase.run_if_due(progress, config.env.num_envs, config.rollout.steps)
+            for name, value in phase.run_if_due(progress, config.env.num_envs, config.rollout.steps).items():
+                before = auxiliary_seen.get(name, value)
+                auxiliary_seen[name] = torch.where(torch.isnan(value), before, value)
         for optimizer in learner.optimizers.values():
             optimizer.set_progress(progress)
         while len(waiting) <= delay:
@@ -149,10 +151,10 @@ def _loop(
         rollout = waiting.popleft()
         wanted = table.wanted(iteration)
         batch, seen, finite = _estimate_advantages(rollout, stack, config, complete=wanted)
-        alive &= finite
+        seen |= policy_phase(batch, learner)
+        alive &= finite & learner.finite()
         if not alive.any():
             break
-        seen |= policy_phase(batch, learner)
         for phase in stack.phases:
             phase.after_iteration(batch)
         gradient_steps += config.optimizer.minibatches * config.optimizer.policy_epochs
@@ -205,7 +207,13 @@ def _estimate_advantages(
     return batch, seen, rollout.finite() & torch.isfinite(var)
 
 
-def _learner(configs, seeds, observation_space, action_spec, statistics) -> StackedLearner:  # type: ignore[no-untyped-def]
+def _learner(
+    configs: Sequence[TrainConfig],
+    seeds: Sequence[int],
+    observation_space: gymnasium.Space[Any],
+    action_spec: ActionSpec,
+    statistics: bool,
+) -> StackedLearner:
     config = configs[0]
     agents = [
         build_agent(
@@ -231,7 +239,8 @@ def _learner(configs, seeds, observation_space, action_spec, statistics) -> Stac
         weights=weights,
         proximal=StackedProximal([c.policy for c in configs], weights["policy"]),
         optimizers={
-            group: StackedAdam(trained(group, weights), numbers) for group in (("joint",) if joint else ("policy", "value"))
+            group: StackedAdam(trained(group, weights), numbers)
+            for group in (("joint",) if joint else ("policy", "value"))
         },
         shuffles=_generators(seeds, "shuffle"),
         statistics=statistics,
