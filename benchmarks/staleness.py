@@ -142,9 +142,8 @@ def draw(arguments: argparse.Namespace) -> None:
             lags = sorted({one["lag"] for one in found})
             panel.set_xticks(lags, [str(lag) for lag in lags])
             panel.set(title=f"{task}, {source}", xlabel="age of the data (iterations)")
-        first = axes if len(panels) == 1 else axes[0]
-        first.set_ylabel("return, mean over training")
-        first.legend(fontsize=7)
+            panel.set_ylabel("return, mean over training")
+            panel.legend(fontsize=6)
     print(f"{len(found)} runs: {arguments.results / 'return.png'}")
 
 

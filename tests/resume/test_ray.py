@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from anybatch.config import TrainConfig
-from anybatch.errors import AnybatchError, EnvError
+from anybatch.errors import EnvError
 from anybatch.interrupts import Interrupted
 from anybatch.observations import leaves
 from anybatch.parts import build
-from anybatch.presets import ppo_ewma
-from anybatch.ray_actors import RayActors, join
+from anybatch.ray_actors import RayActors
 from anybatch.training import resume, train
-from resume.test_resume import ENVS, ITERATION, STEPS, differences, rows, small, stopped
+from resume.test_resume import ENVS, ITERATION, STEPS, differences, rows, stopped
 from resume.test_resume_async import asynchronous, learned, walk
 
 ray = pytest.importorskip("ray")
@@ -121,20 +118,3 @@ def test_a_stop_request_ends_the_wait() -> None:
     made.source.close()
     made.env.close()
     assert time.monotonic() - start < 30
-
-
-def test_joined_rollouts_are_as_old_as_the_oldest() -> None:
-    made = build(small(), 0)
-    a, b = made.source.next(5), made.source.next(3)
-    made.env.close()
-    both = join([a, b])
-    assert both.version == 3
-    assert torch.equal(both.reward, torch.cat([a.reward, b.reward]))
-    keyed = [replace(x, observation={"k": leaves(x.observation)[0]}) for x in (a, b)]
-    assert torch.equal(leaves(join(keyed).observation)[0], leaves(both.observation)[0])
-
-
-def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    with pytest.raises(AnybatchError, match=r"anybatch\[ray\]"):
-        build(with_ray(small(ppo_ewma, **{"rollout.source.kind": "asynchronous"}), 2), 0)
