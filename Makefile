@@ -61,7 +61,7 @@ endef
 
 $(VENV)/.installed-demo: pyproject.toml constraints.txt
 	$(make_venv)
-	$(call pip_install,procgen$(,)plot)
+	$(call pip_install,procgen$(,)plot$(,)video)
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(make_venv)
