@@ -84,7 +84,7 @@ def report(name: str, curve: dict[str, list[float]], theirs: dict[int, list[floa
             value = curve["mean_episode_return_400"][curve["env_steps"].index(step)]
             mean, spread = statistics.mean(theirs[step]), statistics.stdev(theirs[step])
             print(f"{name} at {step / 1e6:.2f}M: {value:.2f}, published {mean:.2f} +- {spread:.2f}")
-    # single points are noisy, about 0.1 on starpilot and dodgeball and 0.25 on coinrun; the mean of the curve is less so
+    # single points scatter by 0.1 on starpilot and dodgeball and by 0.25 on coinrun, the mean of a curve by less
     common = [step for step in curve["env_steps"] if step in theirs]
     value = statistics.mean(curve["mean_episode_return_400"][curve["env_steps"].index(step)] for step in common)
     seeds = [f"{statistics.mean(row):.2f}" for row in zip(*(theirs[step] for step in common), strict=True)]

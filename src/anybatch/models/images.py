@@ -63,8 +63,8 @@ def onednn_bf16(images: Tensor) -> bool:
     """Whether convolutions should run on oneDNN's own tensors: on a CPU, under bfloat16 autocast.
 
     The arithmetic is the same, but max-pooling keeps a byte per output instead of a 64-bit index, and its backward
-    pass does not fill the gradient with zeros first. With AVX512-BF16 the network's forward pass ran 1.36 times as fast,
-    forward and backward together 1.16 times.
+    pass does not fill the gradient with zeros first. With AVX512-BF16 the forward pass ran 1.36 times as fast, forward
+    and backward together 1.16 times.
     """
     return (
         images.device.type == "cpu"
