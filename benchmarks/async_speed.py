@@ -1,7 +1,9 @@
 """Wall-clock time of asynchronous training against training in turns, with the limit max(sampling, learning) beside it.
 
-    OMP_NUM_THREADS=1 python benchmarks/async_speed.py --iterations 12 --repeats 3
-    OMP_NUM_THREADS=1 python benchmarks/async_speed.py --env gym:CartPole-v1 --option vectorization async
+    export OMP_NUM_THREADS=1
+    python benchmarks/async_speed.py --env envpool:Humanoid-v4 --num-envs 64 --steps 32 --width 512 --epochs 5
+    python benchmarks/async_speed.py --env procgen:starpilot-easy     # learning takes longer than sampling
+    python benchmarks/async_speed.py --env gym:CartPole-v1 --num-envs 32 --width 256   # holds Python's lock
 
 Training in turns takes sampling + learning per iteration; sampling beside learning cannot take less than the longer of
 the two, so the comparison means something where both take about as long: choose --width and --epochs accordingly. Both
