@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from anybatch.config import TrainConfig
+from anybatch.config import PolicyConfig, TrainConfig
 from anybatch.diagnostics import Averages, policy_statistics
 from anybatch.distributed import mean_gradients_, world_size
 from anybatch.errors import DivergenceError
@@ -148,25 +149,8 @@ def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> 
     with torch.no_grad():
         logp_proximal = _proximal_logp(minibatch, proximal, config.proximal)
     logp_importance = minibatch.behavior_logp if config.importance == "behavior" else logp_proximal
-    if config.objective == "clip":
-        loss = decoupled_clip_loss(
-            logp,
-            logp_proximal,
-            logp_importance,
-            minibatch.advantage,
-            clip=config.clip,
-            max_importance_ratio=config.max_importance_ratio,
-        )
-    else:
-        exact = config.kl_estimator == "exact"
-        loss = decoupled_kl_loss(
-            logp,
-            logp_importance,
-            minibatch.advantage,
-            proximal.kl(policy) if exact else half_squared_log_ratio(logp, logp_proximal),
-            kl_coefficient=config.kl_coefficient,
-            max_importance_ratio=config.max_importance_ratio,
-        )
+    logps = (logp, logp_proximal, logp_importance)
+    loss = surrogate_loss(config, config, policy, proximal, *logps, minibatch.advantage)
     entropy = policy.entropy().mean()
     with torch.no_grad():
         behavior = learner.action_spec.distribution(minibatch.behavior_params)
@@ -175,6 +159,59 @@ def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> 
         )
         seen |= {"policy_loss": loss, "entropy": entropy}
     return loss - config.entropy_coefficient * entropy, {name: x.detach() for name, x in seen.items()}
+
+
+class Coefficients(Protocol):
+    """The numbers of the objectives: floats, or tensors that broadcast against the samples."""
+
+    @property
+    def clip(self) -> float | Tensor:
+        """Epsilon."""
+
+    @property
+    def kl_coefficient(self) -> float | Tensor:
+        """Beta."""
+
+    @property
+    def max_importance_ratio(self) -> float | Tensor:
+        """Cap on pi_theta / pi_behav."""
+
+
+def surrogate_loss(
+    config: PolicyConfig,
+    numbers: Coefficients,
+    policy: Distribution,
+    proximal: Distribution,
+    logp: Tensor,
+    logp_proximal: Tensor,
+    logp_importance: Tensor,
+    advantage: Tensor,
+) -> Tensor:
+    """Minus the decoupled objective that the configuration names, for one run or for a stack of them.
+
+    Args:
+        config: which objective, and which KL estimator.
+        numbers: its coefficients; for one run the configuration itself.
+        policy: pi_theta(.|s), with gradient.
+        proximal: pi_prox(.|s).
+        logp: log pi_theta(a|s), with gradient; any shape, and so are the rest.
+        logp_proximal: log pi_prox(a|s).
+        logp_importance: log-probability in the denominator of the importance weight.
+        advantage: advantage estimates.
+
+    Returns:
+        Scalar mean over the samples.
+    """
+    cap = numbers.max_importance_ratio
+    if config.objective == "clip":
+        return decoupled_clip_loss(
+            logp, logp_proximal, logp_importance, advantage, clip=numbers.clip, max_importance_ratio=cap
+        )
+    exact = config.kl_estimator == "exact"
+    kl = proximal.kl(policy) if exact else half_squared_log_ratio(logp, logp_proximal)
+    return decoupled_kl_loss(
+        logp, logp_importance, advantage, kl, kl_coefficient=numbers.kl_coefficient, max_importance_ratio=cap
+    )
 
 
 def _proximal_logp(minibatch: Minibatch, proximal: Distribution, kind: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from anybatch.config import PolicyConfig, TrainConfig
 from anybatch.diagnostics import policy_statistics
 from anybatch.models.actions import ActionSpec
-from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.policy_phase import surrogate_loss
 from anybatch.reproduce.vectorized.minibatches import StackedBatch, shuffled
 from anybatch.reproduce.vectorized.networks import StackedNetworks
 from anybatch.reproduce.vectorized.optimizers import StackedAdam, gradients_of_runs
@@ -169,31 +169,15 @@ def policy_objective(minibatch: StackedBatch, params: Tensor, learner: StackedLe
             logp_proximal = torch.where(learner.proximal.recorded, minibatch.behavior_logp, computed)
         if numbers.any_proximal_importance:
             logp_importance = torch.where(numbers.proximal_importance, logp_proximal, minibatch.behavior_logp)
-    if config.objective == "clip":
-        loss = decoupled_clip_loss(
-            logp,
-            logp_proximal,
-            logp_importance,
-            minibatch.advantage,
-            clip=numbers.clip,
-            max_importance_ratio=numbers.max_importance_ratio,
-        )
-    else:
-        exact = config.kl_estimator == "exact"
-        loss = decoupled_kl_loss(
-            logp,
-            logp_importance,
-            minibatch.advantage,
-            proximal.kl(policy) if exact else half_squared_log_ratio(logp, logp_proximal),
-            kl_coefficient=numbers.kl_coefficient,
-            max_importance_ratio=numbers.max_importance_ratio,
-        )
+    logps = (logp, logp_proximal, logp_importance)
+    loss = surrogate_loss(config, numbers, policy, proximal, *logps, minibatch.advantage)
     entropy = policy.entropy()
     seen: Mapping[str, Tensor] = {}
     if learner.statistics:
         behavior_params = minibatch.behavior_params
-        logps = (logp, logp_proximal, minibatch.behavior_logp, logp_importance)
-        seen = {**_statistics(learner, params, proximal_params, behavior_params, *logps), "entropy": entropy.mean(1)}
+        seen_logps = (logp, logp_proximal, minibatch.behavior_logp, logp_importance)
+        statistics = _statistics(learner, params, proximal_params, behavior_params, *seen_logps)
+        seen = {**statistics, "entropy": entropy.mean(1)}
     return loss - (numbers.entropy_coefficient * entropy).mean(), {name: x.detach() for name, x in seen.items()}
 
 
