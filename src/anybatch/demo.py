@@ -47,7 +47,7 @@ def main() -> int:
     print(f"mean return after training:  {after}")
     print(f"learning curve: {curve}")
     print(f"everything else: {out} (config.yaml, progress.csv, TensorBoard events, checkpoints)")
-    print(f"took {time.monotonic() - started:.0f} s; watch it play: .venv/bin/anybatch watch {out} --video demo.gif")
+    print(f"took {time.monotonic() - started:.0f} s; watch it play: .venv/bin/anybatch watch {out} --video demo.mp4")
     return 0
 
 
