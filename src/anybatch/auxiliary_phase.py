@@ -117,14 +117,14 @@ class AuxiliaryPhase:
         """The policy as it is before the first auxiliary step, for every sample, once."""
         learner = self._learner
         with torch.no_grad():
-            for samples in equal_cuts(self.store.samples, learner.config.micro_batch):
+            for samples in equal_cuts(self.store.samples, learner.micro_batch):
                 learner.interrupts.check()
                 observation = map_observation(self._to_device, self.store.observation(samples))
                 self.store.write_old_params(samples.start, learner.agent.policy(observation))
         self._has_old_params = True
 
     def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
-        for piece in minibatch.pieces(self._learner.config.micro_batch):  # bounds memory; the gradients add up
+        for piece in minibatch.pieces(self._learner.micro_batch):  # bounds memory; the gradients add up
             self._learner.interrupts.check()
             share = len(piece) / len(minibatch)
             loss, seen = self._loss(piece.to(self._device))

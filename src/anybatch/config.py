@@ -192,8 +192,11 @@ class TrainConfig:
     """Precision of the encoders; auto takes bf16 where the hardware has it. Everything after them is fp32."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
-    micro_batch: int = 256
-    """Most samples in one forward-backward pass; bounds memory, and does not change the gradient."""
+    micro_batch: int | None = None
+    """Most samples in one forward-backward pass; bounds memory, and does not change the gradient. None takes 256 on a
+    CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
+    compile: bool = False
+    """Fuse the encoders' operations with torch.compile: a minute's start, then faster gradient steps on a GPU."""
     checkpoint_seconds: float = 60.0
     """A checkpoint is written at the first end of an iteration after this many seconds."""
     keep_checkpoints: int = 2

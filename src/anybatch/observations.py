@@ -21,6 +21,6 @@ def map_observation(fn: Callable[[A], B], observation: A | dict[str, A]) -> B | 
     return fn(observation)
 
 
-def leaves(observation: Observation) -> list[torch.Tensor]:
-    """The tensor itself, or those of a dictionary in its order."""
+def leaves(observation: A | dict[str, A]) -> list[A]:
+    """The tensor or array itself, or those of a dictionary in its order."""
     return list(observation.values()) if isinstance(observation, dict) else [observation]

@@ -20,7 +20,8 @@ from anybatch.errors import ConfigError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import build_agent
-from anybatch.models.precision import resolve_device, resolve_precision
+from anybatch.models.graphed import GraphedAgent, can_be_recorded
+from anybatch.models.precision import prepare_device, resolve_device, resolve_precision
 from anybatch.noise_scale import NoiseScale, window_steps
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.optimizers import Optimizers
@@ -105,6 +106,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     )
     torch.manual_seed(stream_seed(seed, "torch", rank(), 0))  # for layers of a user's encoder, dropout say
     device = resolve_device(config.device)
+    prepare_device(device)
     interrupts = Interrupts()
     env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)  # Ray's workers have theirs
     action_spec = ActionSpec(env.action_space)
@@ -126,6 +128,8 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         interrupts=interrupts,
         noise=_noise_scale(config) if config.log.noise_scale else None,
     )
+    if config.compile:
+        _compile(learner)
     bootstrap = config.env.bootstrap_truncated
     sampler = Sampler(
         env,
@@ -181,6 +185,15 @@ def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
     return BehaviorProximal()
 
 
+def _compile(learner: Learner) -> None:
+    """Fuse the operations of all encoders, the proximal policy's included; shapes are few and fixed."""
+    agent, averaged = learner.agent, getattr(learner.proximal, "module", None)
+    encoders = [agent.policy.encoder, agent.value_encoder, averaged.encoder if averaged is not None else None]
+    for encoder in encoders:
+        if encoder is not None:
+            encoder.compile(dynamic=False)
+
+
 def _noise_scale(config: TrainConfig) -> NoiseScale:
     age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
     return NoiseScale(window_steps(config.optimizer.minibatches, age), adam=config.optimizer.kind == "adam")
@@ -216,8 +229,11 @@ def _source(
             device=device,
         )
 
+    # only here, where the GPU does nothing else meanwhile: a recording must not catch another thread's work
+    actor = GraphedAgent(learner.agent) if can_be_recorded(learner.agent, device) else learner.agent
+
     def collect_one(version: int) -> Rollout:
-        return collect_with(learner.agent, version=version, interrupts=learner.interrupts)
+        return collect_with(actor, version=version, interrupts=learner.interrupts)
 
     if source.kind == "delayed":
         return Delayed(collect_one, sampler, source.delay, device)

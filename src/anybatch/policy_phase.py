@@ -40,6 +40,12 @@ class Learner:
     noise: NoiseScale | None = None
     """Estimates the gradient noise scale on the way; None leaves it out."""
 
+    @property
+    def micro_batch(self) -> int:
+        """Most samples in one forward-backward pass, by the configuration or the device."""
+        on_gpu = next(self.agent.parameters()).device.type == "cuda"
+        return self.config.micro_batch or (2048 if on_gpu else 256)
+
 
 def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
     """Optimise policy and value on one iteration's data.
@@ -101,7 +107,7 @@ def _epochs(
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
-            for piece in minibatch.pieces(config.micro_batch):  # bounds memory; the gradients add up to the same
+            for piece in minibatch.pieces(learner.micro_batch):  # bounds memory; the gradients add up to the same
                 learner.interrupts.check()
                 share = len(piece) / len(minibatch)
                 loss, seen = loss_function(piece, learner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
-from anybatch.models.agent import Agent
 from anybatch.observations import Observation, leaves, map_observation
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
@@ -154,8 +153,18 @@ class Sampler:
         return True
 
 
+class Actor(Protocol):
+    """What acting takes: an :class:`anybatch.models.agent.Agent`, or one that replays its recording."""
+
+    def __call__(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Raw distribution parameters (N, P) and values (N,)."""
+
+    def value(self, observation: Observation) -> Tensor:
+        """Values (B,) of any number of observations."""
+
+
 def collect(
-    sampler: Sampler, agent: Agent, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
+    sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
 ) -> Rollout:
     """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
 
@@ -176,19 +185,22 @@ def collect(
     """
     env, spec, episodes = sampler.env, sampler.action_spec, sampler.episodes
     if sampler.observation is None:
-        sampler.observation = env.reset()
+        with interrupts.breakable():
+            sampler.observation = env.reset()
         episodes.restart()
     shape = (env.num_envs, steps)
     observations = map_observation(lambda x: _allocate(x, steps, device), sampler.observation)
     reward = np.empty(shape, dtype=np.float32)
     first, done, terminated = (np.empty(shape, dtype=bool) for _ in range(3))
+    staging = _page_locked(sampler.observation) if device.type == "cuda" else None
     actions, logps, params, values = [], [], [], []
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
     with torch.no_grad():
         for t in range(steps):
             interrupts.check()
-            observation = _store(sampler.observation, observations, t, device)
+            observation = _to_device_through(staging, sampler.observation, device)
+            _store(observation, observations, t)
             raw, value = agent(observation)
             distribution = spec.distribution(raw)
             action = distribution.sample(sampler.generator)
@@ -198,7 +210,9 @@ def collect(
             values.append(value)
             first[:, t] = episodes.first
 
-            step = env.step(spec.to_env(action))
+            native = spec.to_env(action)
+            with interrupts.breakable():
+                step = env.step(native)
             sampler.observation = step.observation
             reward[:, t] = step.reward
             done[:, t] = step.done
@@ -235,13 +249,22 @@ def collect(
 
 
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
-    """An environment's observation as tensors on a device; through pinned memory to a GPU."""
+    """An environment's observation as tensors on a device; on the CPU they share its memory."""
+    return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
 
-    def move(array: np.ndarray) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
-    return map_observation(move, observation)
+def _page_locked(observation: EnvObservation) -> Observation:
+    """Memory that a GPU copies from by itself, the size of an observation."""
+    return map_observation(lambda array: torch.empty_like(torch.from_numpy(array), pin_memory=True), observation)
+
+
+def _to_device_through(staging: Observation | None, observation: EnvObservation, device: torch.device) -> Observation:
+    """An observation on the device. ``staging`` is free again once something computed from the result is back."""
+    if staging is None:
+        return to_device(observation, device)
+    for pinned, array in zip(leaves(staging), leaves(observation), strict=True):
+        np.copyto(pinned.numpy(), array)  # PyTorch would wake all its threads, which then spin in the environments' way
+    return map_observation(lambda pinned: pinned.to(device, non_blocking=True), staging)
 
 
 def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:
@@ -249,12 +272,10 @@ def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:
     return torch.empty((x.shape[0], steps, *x.shape[1:]), dtype=dtype, device=device)
 
 
-def _store(observation: EnvObservation, into: Observation, t: int, device: torch.device) -> Observation:
-    """Write an observation into column ``t`` and return it as tensors on the device."""
-    tensors = to_device(observation, device)
-    for column, tensor in zip(leaves(into), leaves(tensors), strict=True):
+def _store(observation: Observation, into: Observation, t: int) -> None:
+    """Write an observation into column ``t``."""
+    for column, tensor in zip(leaves(into), leaves(observation), strict=True):
         column[:, t] = tensor
-    return tensors
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

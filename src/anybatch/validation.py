@@ -20,11 +20,12 @@ _BELOW_1 = (lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
 _RANGES = {
     "total_env_steps": _AT_LEAST_1,
     "workers": _AT_LEAST_1,
-    "micro_batch": _AT_LEAST_1,
+    "micro_batch": (lambda x: x >= 1, "an integer of at least 1, or none"),
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
+    "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
     "rollout.source.max_lag": _AT_LEAST_0,
@@ -42,6 +43,7 @@ _RANGES = {
     "optimizer.step_size": _AT_LEAST_0,
     "optimizer.adam_eps": _ABOVE_0,
     "optimizer.sgd_momentum": _BELOW_1,
+    "optimizer.max_grad_norm": (lambda x: x > 0, "a number above 0, or none"),
     "optimizer.minibatches": _AT_LEAST_1,
     "optimizer.policy_epochs": _AT_LEAST_1,
     "optimizer.value_epochs": _AT_LEAST_1,
@@ -52,7 +54,14 @@ _RANGES = {
     "aux.step_size": _AT_LEAST_0,
     "aux.clone_coefficient": _AT_LEAST_0,
 }
-_MAY_BE_INFINITE = {"policy.clip", "policy.max_importance_ratio", "reward.bound", "checkpoint_seconds"}
+_MAY_BE_INFINITE = {
+    "policy.clip",
+    "policy.max_importance_ratio",
+    "reward.bound",
+    "checkpoint_seconds",
+    "env.step_timeout",
+    "optimizer.max_grad_norm",
+}
 
 
 def validate(config: TrainConfig) -> TrainConfig:
@@ -63,6 +72,8 @@ def validate(config: TrainConfig) -> TrainConfig:
     """
     for name, (allowed, words) in _RANGES.items():
         value = _get(config, name)
+        if value is None:  # only where its type allows it
+            continue
         finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)
         if not (finite and allowed(value)):
             raise ConfigError(f"{name} is {value}, but must be {words}")
@@ -70,10 +81,6 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1"
         )
-    if config.optimizer.max_grad_norm is not None and not config.optimizer.max_grad_norm > 0:
-        raise ConfigError(f"optimizer.max_grad_norm is {config.optimizer.max_grad_norm}, but must be above 0, or none")
-    if config.env.step_timeout is not None and not config.env.step_timeout > 0:
-        raise ConfigError(f"env.step_timeout is {config.env.step_timeout}, but must be above 0 seconds, or none")
     time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
     if config.aux.enabled and config.aux.epochs:
         auxiliary_time_chunks(

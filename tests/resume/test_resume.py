@@ -408,7 +408,7 @@ def test_the_run_folder_tells_what_was_run(tmp_path: Path) -> None:
 def test_resume_checks_the_configuration(tmp_path: Path) -> None:
     stopped(small(), tmp_path / "run", 2)
     path = tmp_path / "run" / "config.yaml"
-    path.write_text(path.read_text().replace("micro_batch: 256", "micro_batch: 0"))
+    path.write_text(path.read_text().replace("micro_batch: null", "micro_batch: 0"))
     with pytest.raises((ConfigError, CheckpointError), match="micro_batch"):
         resume(tmp_path / "run", quiet=True)
 

@@ -359,7 +359,7 @@ def test_every_number_has_a_rule() -> None:
                 hints[prefix + name] = hint
 
     collect(TrainConfig, "")
-    numbers = {n for n, h in hints.items() if h in (int, float) or h in (tuple[float, float], float | None)}
+    numbers = {n for n, h in hints.items() if h in (int, float) or h in (tuple[float, float], float | None, int | None)}
     assert numbers == set(BAD)
     assert set(_RANGES) < numbers
 

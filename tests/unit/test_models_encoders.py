@@ -14,7 +14,7 @@ from torch import nn
 from anybatch.config import ModelConfig
 from anybatch.errors import ConfigError, EnvError
 from anybatch.models.encoder import build_encoder
-from anybatch.models.images import image_layout
+from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder
@@ -208,3 +208,14 @@ def test_onednn_tensors_change_the_speed_alone(shape: tuple[int, ...], monkeypat
     for reference, quick, slow in zip(exact, fast, plain, strict=True):
         error, usual = (quick - reference).norm(), (slow - reference).norm()
         assert error <= 1.5 * usual + 0.01 * reference.norm()
+
+
+def test_images_reach_a_bf16_convolution_with_the_bits_they_would_have_by_way_of_float32() -> None:
+    images = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1)
+    exact = to_nchw(images, "HWC")
+    assert exact.dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        halved = to_nchw(images, "HWC")
+        floats = to_nchw(images.float(), "HWC")  # of unknown range, and so not cast early
+    assert halved.dtype == torch.bfloat16 and floats.dtype == torch.float32
+    assert torch.equal(halved, exact.bfloat16())

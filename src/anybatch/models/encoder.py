@@ -32,6 +32,7 @@ class DictEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders.values())
         self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
         self.low_precision = any(getattr(encoder, "low_precision", False) for encoder in encoders.values())
+        self.recordable = all(getattr(encoder, "recordable", False) for encoder in encoders.values())
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
         """Features (B, F) of observations {key: (B, ...)}."""
@@ -51,7 +52,8 @@ def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.
     `auto` is impala for images and mlp for the rest. A Dict observation gets an encoder for each key (mlp for those
     that are not images), and each option goes to those that take it. "import.path:Class" is built as
     Class(observation_space, **options); it must have an integer `out_features`, and may set `low_precision` (default:
-    whether the observations are images) to say whether bfloat16 autocast is welcome.
+    whether the observations are images) to say whether bfloat16 autocast is welcome, and `recordable` (default: no) to
+    say that its operations depend on shapes alone, so that a GPU may replay them from a CUDA graph when acting.
 
     Raises ConfigError, naming model.encoder or the option, for a name, path or option that does not exist or does not
     fit; EnvError for an observation space that is not supported.

@@ -48,15 +48,21 @@ def image_shape(encoder: str, space: gym.Space[Any]) -> tuple[Layout, int, int, 
 
 
 def to_nchw(images: Tensor, layout: Layout) -> Tensor:
-    """Float32 images (B, C, H, W) from images (B, *layout); uint8 is divided by 255.
+    """Float images (B, C, H, W) from images (B, *layout); uint8 is divided by 255.
 
-    Images that come as HWC are not copied, only seen differently: that is PyTorch's channels_last memory format.
+    Images that come as HWC are not copied, only seen differently: that is PyTorch's channels_last memory format. Under
+    bfloat16 autocast uint8 goes to bfloat16 at once: 0 to 255 are exact there, and the quotient rounds as it would
+    after float32, so the first convolution gets the same bits for less traffic. All else becomes float32.
     """
     if layout == "HWC":
         images = images.permute(0, 3, 1, 2)
     elif layout == "HW":
         images = images.unsqueeze(1)
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    if images.dtype != torch.uint8:
+        return images.float()
+    device = images.device.type
+    halved = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+    return (images.bfloat16() if halved else images.float()) / 255
 
 
 def onednn_bf16(images: Tensor) -> bool:

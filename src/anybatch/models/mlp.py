@@ -25,6 +25,8 @@ class MlpEncoder(nn.Module):
 
     low_precision = False
     """Always runs in float32: it is too small to gain from less, and its inputs may need the digits."""
+    recordable = True
+    """Computes the same operations for whatever data of a shape."""
 
     def __init__(self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2) -> None:
         super().__init__()

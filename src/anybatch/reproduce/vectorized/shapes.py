@@ -33,6 +33,7 @@ _WITHOUT_EFFECT = (
     "precision",
     "device",
     "micro_batch",
+    "compile",
     "checkpoint_seconds",
     "keep_checkpoints",
     "env.threads",
