@@ -1,10 +1,12 @@
 """The early part of Procgen training against the published curves.
 
     python benchmarks/procgen_early.py run --games starpilot coinrun dodgeball --seeds 1 --steps 1048576
+    python benchmarks/procgen_early.py run --preset ppg --games starpilot --steps 4194304
     python benchmarks/procgen_early.py draw
+    python benchmarks/procgen_early.py draw --preset ppg
 
-``run`` trains the PPO preset with all 256 environments, game after game, and goes on where it was interrupted. ``draw``
-copies the progress of every run into results/procgen-early/ and draws it over the published curves.
+``run`` trains a preset with all 256 environments, game after game, and goes on where it was interrupted. ``draw`` copies
+the progress of every run into results/procgen-early/ and draws it over the published curves.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ def run(preset: str, games: list[str], seeds: list[int], steps: int, runs: Path,
                 print(resume(folder, total_env_steps=steps) if started else train(config, folder, seed), flush=True)
 
 
+# the presets of PPG have the KL-penalised objective, as the paper does
+PUBLISHED = {"ppo": "ppo", "ppo-ewma": "ppo", "ppg": "ppg-kl", "ppg-ewma": "ppg-kl"}
+
+
 def published(algorithm: str, game: str) -> dict[int, list[float]]:
     """Returns of the seeds, by environment steps."""
     by_steps: dict[int, list[float]] = defaultdict(list)
@@ -50,7 +56,7 @@ def published(algorithm: str, game: str) -> dict[int, list[float]]:
 
 
 def draw(preset: str, runs: Path, results: Path) -> None:
-    algorithm = preset.removesuffix("-ewma")
+    algorithm = PUBLISHED[preset]
     for folder in sorted(runs.glob(f"{preset}-*-seed*")):
         keep_progress(folder, results)
     curves = {path.name.removesuffix(".csv"): read_progress(path) for path in sorted(results.glob(f"{preset}-*.csv"))}
