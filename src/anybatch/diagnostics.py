@@ -32,9 +32,8 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
     Returns:
         Scalar in (0, 1]; 1 when all weights are equal.
     """
-    log_weight = log_weight.double()
-    exponent = 2 * torch.logsumexp(log_weight, 0) - torch.logsumexp(2 * log_weight, 0)
-    return (torch.exp(exponent) / log_weight.numel()).float()
+    weight = (log_weight.double() - log_weight.max()).exp()  # the largest is 1: nothing overflows, not all vanish
+    return (weight.sum().square() / (weight.square().sum() * weight.numel())).float()
 
 
 def policy_statistics(
@@ -74,20 +73,22 @@ class Averages:
 
     def __init__(self) -> None:
         """Nothing seen yet."""
-        self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, float] = defaultdict(float)
+        # by the names that come together: adding one vector is cheaper than adding its entries one by one
+        self._sums: dict[tuple[str, ...], Tensor] = {}
+        self._weights: dict[tuple[str, ...], float] = defaultdict(float)
+        self._largest: dict[str, Tensor] = {}
         self._gradient_steps = 0
 
     def add(self, seen: Mapping[str, Tensor], share: float) -> None:
         """Add what a piece of a minibatch showed; ``share`` is the piece's part of the minibatch."""
-        for name, value in seen.items():
-            if name.startswith("max_"):
-                if self._gradient_steps == 0:
-                    self._sums[name] = torch.maximum(self._sums[name], value) if name in self._sums else value
-                    self._weights[name] = 1.0
-            else:
-                self._sums[name] = self._sums[name] + value * share if name in self._sums else value * share
-                self._weights[name] += share
+        names = tuple(name for name in seen if not name.startswith("max_"))
+        values = torch.stack([seen[name] for name in names]) * share
+        self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
+        self._weights[names] += share
+        if self._gradient_steps == 0:
+            for name in (name for name in seen if name not in names):
+                largest = self._largest.get(name, seen[name])
+                self._largest[name] = torch.maximum(largest, seen[name])
 
     def end_gradient_step(self) -> None:
         """The pieces of a gradient step are complete."""
@@ -95,5 +96,12 @@ class Averages:
 
     def result(self) -> dict[str, float]:
         """The averages by name, and the number of ``gradient_steps``."""
-        averages = {name: float(total) / self._weights[name] for name, total in self._sums.items()}
-        return {**averages, "gradient_steps": self._gradient_steps}
+        totals: dict[str, float] = defaultdict(float)
+        weights: dict[str, float] = defaultdict(float)
+        for names, values in self._sums.items():
+            for name, value in zip(names, values.tolist(), strict=True):
+                totals[name] += value
+                weights[name] += self._weights[names]
+        averages = {name: total / weights[name] for name, total in totals.items()}
+        largest = {name: float(value) for name, value in self._largest.items()}
+        return {**averages, **largest, "gradient_steps": self._gradient_steps}

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from anybatch.minibatches import Minibatch
 
@@ -113,18 +111,13 @@ class EwmaProximal:
         """
         if not center_of_mass >= 0 or math.isinf(center_of_mass):
             raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
-        self._source = module
         self.beta = center_of_mass / (1 + center_of_mass)
-        # without the call below the first update would replace theta_0 instead of averaging with it
-        self._average = AveragedModel(module, multi_avg_fn=self._lerp, use_buffers=False)
-        self._average.requires_grad_(False)
-        self._average.update_parameters(module)
-
-    @property
-    def module(self) -> nn.Module:
+        self.module = copy.deepcopy(module).requires_grad_(False)
         """The network that holds the average; fp32, without gradient."""
-        module: nn.Module = self._average.module
-        return module
+        self._average: list[Tensor] = list(self.module.parameters())
+        self._current: list[Tensor] = list(module.parameters())
+        self._buffers = list(zip(self.module.buffers(), module.buffers(), strict=True))
+        self._terms = 1  # theta_0
 
     def before_iteration(self) -> None:
         """Nothing to do: the average runs on from iteration to iteration."""
@@ -133,27 +126,28 @@ class EwmaProximal:
         """(B, P) parameters of the averaged policy."""
         return _frozen_params(self.module, minibatch)
 
+    @torch.no_grad()
     def after_gradient_step(self) -> None:
-        """theta_prox <- EWMA_beta(theta)."""
-        self._average.update_parameters(self._source)
+        """theta_prox <- EWMA_beta(theta); buffers are copied, which an average of counters or flags would spoil."""
+        self._terms += 1
+        # appendix A: theta_prox <- theta/w + (1 - 1/w) theta_prox, with w = 1 + beta + ... + beta^(terms-1)
+        torch._foreach_lerp_(self._average, self._current, 1 / sum_of_powers(self.beta, self._terms))
+        for average, current in self._buffers:
+            average.copy_(current)
 
     def reset(self) -> None:
         """Re-initialise: theta_prox <- theta, w <- 1."""
-        self._average.n_averaged.zero_()
-        self._average.update_parameters(self._source)
-
-    def _lerp(self, average: Sequence[Tensor], current: Sequence[Tensor], terms: Tensor | int) -> None:
-        # appendix A: theta_prox <- theta/w_new + (1 - 1/w_new) theta_prox, with w_new = 1 + beta + ... + beta^terms
-        weight = 1 / sum_of_powers(self.beta, int(terms) + 1)
-        torch._foreach_lerp_(list(average), list(current), weight)
+        self._terms = 0
+        self.after_gradient_step()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the averaged weights and the number of terms."""
-        return self._average.state_dict()
+        return {"module": self.module.state_dict(), "terms": self._terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self._average.load_state_dict(state)
+        self.module.load_state_dict(state["module"])
+        self._terms = state["terms"]
 
 
 def _frozen_params(module: nn.Module, minibatch: Minibatch) -> Tensor:

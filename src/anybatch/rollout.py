@@ -14,7 +14,8 @@ from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
-from anybatch.observations import Observation, leaves, map_observation
+from anybatch.observation_buffer import ObservationBuffer
+from anybatch.observations import Observation, map_observation
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
 
@@ -24,12 +25,15 @@ class Rollout:
     """T steps of N environments; every tensor is (N, T, ...)."""
 
     observation: Observation
+    """(N, T, ...), or such a tensor for every key."""
     action: Tensor
+    """(N, T, ...) as the policy produced them."""
     behavior_logp: Tensor
     """log pi_behav(a|s) of the weights that acted, fp32."""
     behavior_params: Tensor
     """(N, T, P) raw distribution parameters of the weights that acted, fp32."""
     reward: Tensor
+    """(N, T) in the environment's own units."""
     value: Tensor
     """V(s_t) of the weights that acted."""
     next_value: Tensor
@@ -60,9 +64,11 @@ class Sampled:
     """What has been sampled since it was last asked for; more than the rollout trained on while a delay warms up."""
 
     env_steps: int = 0
+    """Environment steps of this worker."""
     episode_returns: list[float] = field(default_factory=list)
     """Sums of raw rewards of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
+    """Steps of the episodes that ended."""
 
     def add(self, other: Sampled) -> None:
         """Count what ``other`` has counted, too."""
@@ -189,23 +195,18 @@ def collect(
             sampler.observation = env.reset()
         episodes.restart()
     shape = (env.num_envs, steps)
-    observations = map_observation(lambda x: _allocate(x, steps, device), sampler.observation)
+    observations = ObservationBuffer(sampler.observation, steps, device)
     reward = np.empty(shape, dtype=np.float32)
     first, done, terminated = (np.empty(shape, dtype=bool) for _ in range(3))
-    staging = _page_locked(sampler.observation) if device.type == "cuda" else None
-    actions, logps, params, values = [], [], [], []
+    actions, params, values = [], [], []
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
     with torch.no_grad():
         for t in range(steps):
             interrupts.check()
-            observation = _to_device_through(staging, sampler.observation, device)
-            _store(observation, observations, t)
-            raw, value = agent(observation)
-            distribution = spec.distribution(raw)
-            action = distribution.sample(sampler.generator)
+            raw, value = agent(observations.put(t, sampler.observation))
+            action = spec.distribution(raw).sample(sampler.generator)
             actions.append(action)
-            logps.append(distribution.log_prob(action))
             params.append(raw)
             values.append(value)
             first[:, t] = episodes.first
@@ -222,8 +223,9 @@ def collect(
             episodes.add(step.reward, step.done)
         last_value = agent.value(to_device(sampler.observation, device))
 
-    value = torch.stack(values, dim=1)
-    logp = torch.stack(logps, dim=1)
+        value, action, behavior_params = (torch.stack(x, dim=1) for x in (values, actions, params))
+        logp = spec.distribution(behavior_params).log_prob(action)
+
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
             "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
@@ -234,10 +236,10 @@ def collect(
     flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
     reward_t, first_t, done_t, terminated_t = flags
     return Rollout(
-        observation=observations,
-        action=torch.stack(actions, dim=1),
+        observation=observations.observations,
+        action=action,
         behavior_logp=logp,
-        behavior_params=torch.stack(params, dim=1),
+        behavior_params=behavior_params,
         reward=reward_t,
         value=value,
         next_value=next_value,
@@ -251,31 +253,6 @@ def collect(
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
     """An environment's observation as tensors on a device; on the CPU they share its memory."""
     return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
-
-
-def _page_locked(observation: EnvObservation) -> Observation:
-    """Memory that a GPU copies from by itself, the size of an observation."""
-    return map_observation(lambda array: torch.empty_like(torch.from_numpy(array), pin_memory=True), observation)
-
-
-def _to_device_through(staging: Observation | None, observation: EnvObservation, device: torch.device) -> Observation:
-    """An observation on the device. ``staging`` is free again once something computed from the result is back."""
-    if staging is None:
-        return to_device(observation, device)
-    for pinned, array in zip(leaves(staging), leaves(observation), strict=True):
-        np.copyto(pinned.numpy(), array)  # PyTorch would wake all its threads, which then spin in the environments' way
-    return map_observation(lambda pinned: pinned.to(device, non_blocking=True), staging)
-
-
-def _allocate(x: np.ndarray, steps: int, device: torch.device) -> Tensor:
-    dtype = torch.from_numpy(x[:0]).dtype
-    return torch.empty((x.shape[0], steps, *x.shape[1:]), dtype=dtype, device=device)
-
-
-def _store(observation: Observation, into: Observation, t: int) -> None:
-    """Write an observation into column ``t``."""
-    for column, tensor in zip(leaves(into), leaves(observation), strict=True):
-        column[:, t] = tensor
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

@@ -101,7 +101,9 @@ def test_a_boundary_between_iterations_changes_nothing() -> None:
         for ewma in (with_boundaries, without):
             ewma.after_gradient_step()
     assert averaged(with_boundaries) == averaged(without)
-    for a, b in zip(with_boundaries.state_dict().values(), without.state_dict().values(), strict=True):
+    ours, theirs = with_boundaries.state_dict(), without.state_dict()
+    assert ours["terms"] == theirs["terms"]
+    for a, b in zip(ours["module"].values(), theirs["module"].values(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -149,9 +151,9 @@ def test_ewma_state_round_trip_goes_on_identically() -> None:
     advance(other, restored, range(7, 15))
     assert averaged(restored) == averaged(ewma)
     # the number of terms counts: without it the first new value would weigh 1 - beta instead of 1/w
-    fresh = EwmaProximal(Scalar(float(state["module.theta"])), center_of_mass=5.0)
-    fresh_source = fresh._source
-    advance(fresh_source, fresh, range(7, 15))  # type: ignore[arg-type]
+    fresh_source = Scalar(float(state["module"]["theta"]))
+    fresh = EwmaProximal(fresh_source, center_of_mass=5.0)
+    advance(fresh_source, fresh, range(7, 15))
     assert averaged(fresh) != averaged(ewma)
 
 

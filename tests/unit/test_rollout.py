@@ -382,7 +382,7 @@ def test_the_average_follows_steps_of_the_policy_alone() -> None:
             policy_phase(batch, parts.learner)
         proximal = parts.learner.proximal
         assert isinstance(proximal, EwmaProximal)
-        counts[epochs] = int(proximal.state_dict()["n_averaged"])
+        counts[epochs] = int(proximal.state_dict()["terms"])
     # theta_0, and 4 minibatches for each policy epoch of 2 iterations
     assert counts == {(2, 2): 1 + 2 * 2 * 4, (1, 3): 1 + 2 * 1 * 4}
 

@@ -33,8 +33,11 @@ class _Leaf:
             raise EnvError(f"{who} has shape {array.shape}, where its space says {(*lead, *self.shape)}.")
         if self.dtype.kind in "iub" and array.dtype.kind not in "iub":
             raise EnvError(f"{who} has dtype {array.dtype}, where its space says {self.dtype}.")
-        with np.errstate(over="ignore"):  # beyond float32 becomes inf, which check_finite reports
-            array = array.astype(self.dtype, copy=copy)
+        if array.dtype == self.dtype:
+            array = array.copy() if copy else array
+        else:
+            with np.errstate(over="ignore"):  # beyond float32 becomes inf, which check_finite reports
+                array = array.astype(self.dtype)
         return array if self.start is None else array - self.start
 
 

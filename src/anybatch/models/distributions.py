@@ -58,6 +58,7 @@ class Categorical:
     """One of n choices; `params` are logits (..., n), actions int64 (...)."""
 
     params: Tensor
+    """(..., P) logits of the P actions."""
     log_probs: Tensor = field(init=False, repr=False)
     """Normalised log-probabilities (..., n); finite for finite logits."""
 
@@ -69,7 +70,6 @@ class Categorical:
         """Draw actions (...) by inverting the cumulative distribution."""
         return self.quantile(uniform(self.params[..., :1], generator))
 
-    @torch.no_grad()
     def quantile(self, level: Tensor) -> Tensor:
         """The choices (...) at which the cumulative distribution passes `level` (..., 1), from 0 to just below 1.
 
@@ -100,7 +100,9 @@ class MultiCategorical:
     """k independent choices of `sizes` options; `params` are their logits side by side, actions int64 (..., k)."""
 
     params: Tensor
+    """(..., P) logits, one block after the other."""
     sizes: tuple[int, ...]
+    """Actions of each block; they add up to P."""
     parts: tuple[Categorical, ...] = field(init=False, repr=False)
     """The k distributions."""
 
@@ -136,6 +138,7 @@ class Bernoulli:
     """k independent bits; `params` are the log-odds of 1 (..., k), actions int64 0 or 1 (..., k)."""
 
     params: Tensor
+    """(..., P) logits of the P bits."""
 
     @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
@@ -173,7 +176,9 @@ class DiagonalGaussian:
     """
 
     params: Tensor
+    """(..., 2d) means, then log standard deviations."""
     shape: tuple[int, ...]
+    """Shape of one action, with d entries."""
 
     @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
@@ -233,7 +238,6 @@ def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch
     return [(noise, generator)]
 
 
-@torch.no_grad()
 def uniform(like: Tensor, generator: RandomSource) -> Tensor:
     """Uniform numbers in [0, 1 - 2^-20), shaped like `like`."""
     noise = torch.empty_like(like, memory_format=torch.contiguous_format)

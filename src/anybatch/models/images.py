@@ -12,6 +12,7 @@ from torch import Tensor
 from anybatch.errors import ConfigError
 
 Layout: TypeAlias = Literal["HWC", "CHW", "HW"]
+"""Order of an image's axes."""
 _CHANNELS = (1, 3, 4)
 
 

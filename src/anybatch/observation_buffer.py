@@ -1,0 +1,50 @@
+"""Where a rollout's observations go on their way from the environments to the policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybatch.envs.base import Observation as EnvObservation
+from anybatch.observations import Observation, leaves, map_observation
+
+
+class ObservationBuffer:
+    """The observations of T steps of N environments, on the device, filled one step at a time."""
+
+    def __init__(self, like: EnvObservation, steps: int, device: torch.device) -> None:
+        """Room for ``steps`` observations shaped (N, ...) as ``like`` is."""
+        self._device = device
+
+        def allocate(array: np.ndarray) -> Tensor:
+            dtype = torch.from_numpy(array[:0]).dtype
+            return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
+
+        self.observations: Observation = map_observation(allocate, like)
+        """(N, T, ...) what was put so far; the rest is not initialised."""
+        on_gpu = device.type == "cuda"
+        # memory that a GPU copies from by itself; and on a CPU the same memory, which NumPy writes to with less ado
+        self._staging = map_observation(_page_locked, like) if on_gpu else None
+        self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(self.observations)]
+
+    def put(self, t: int, observation: EnvObservation) -> Observation:
+        """Write column ``t``, and return the observation (N, ...) as tensors on the device.
+
+        On a GPU something computed from the result has to be back before the next call, which overwrites what the GPU
+        copies from; the actions are.
+        """
+        if self._staging is None:
+            for array, new in zip(self._arrays, leaves(observation), strict=True):
+                array[:, t] = new
+            return map_observation(torch.from_numpy, observation)
+        for pinned, new in zip(leaves(self._staging), leaves(observation), strict=True):
+            np.copyto(pinned.numpy(), new)  # PyTorch would wake all its threads, which spin in the environments' way
+        moved = map_observation(lambda pinned: pinned.to(self._device, non_blocking=True), self._staging)
+        for column, tensor in zip(leaves(self.observations), leaves(moved), strict=True):
+            column[:, t] = tensor
+        return moved
+
+
+def _page_locked(array: np.ndarray) -> Tensor:
+    return torch.empty_like(torch.from_numpy(array), pin_memory=True)
