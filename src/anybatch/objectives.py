@@ -47,11 +47,26 @@ def decoupled_clip_loss(
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
     weight = torch.exp(logp - logp_behavior)  # theta/behav, which is prox/behav * r
     ratio = torch.exp(logp.detach() - logp_proximal)
-    prefix = torch.exp((logp_proximal - logp_behavior).clamp(max=_LARGEST_EXPONENT))
-    # prox/behav * clip(r): inside the range it *is* the weight, so that an infinite range leaves no trace of prox
-    clipped = torch.where(ratio > 1 + clip, prefix * (1 + clip), weight)
-    clipped = torch.where(ratio < 1 - clip, prefix * (1 - clip), clipped)
+    clipped = clipped_weight(weight, ratio, logp_proximal - logp_behavior, clip)
     return -_mean(torch.minimum(weight * advantage, clipped * advantage), mask)
+
+
+def clipped_weight(weight: Tensor, ratio: Tensor, log_prefix: Tensor, clip: float | Tensor) -> Tensor:
+    """``prox/behav * clip(r, 1-eps, 1+eps)``, the second half of the minimum in L^CLIP_decoupled.
+
+    Args:
+        weight: (B,) theta/behav, with gradient.
+        ratio: (B,) r = theta/prox, without gradient.
+        log_prefix: (B,) log prox/behav.
+        clip: epsilon.
+
+    Returns:
+        (B,) clipped weights; those of samples outside the range carry no gradient.
+    """
+    prefix = torch.exp(log_prefix.clamp(max=_LARGEST_EXPONENT))
+    # inside the range it *is* the weight, so that an infinite range leaves no trace of prox
+    clipped = torch.where(ratio > 1 + clip, prefix * (1 + clip), weight)
+    return torch.where(ratio < 1 - clip, prefix * (1 - clip), clipped)
 
 
 def decoupled_kl_loss(

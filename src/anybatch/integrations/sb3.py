@@ -1,0 +1,257 @@
+"""PPO-EWMA for Stable-Baselines3, with that library's own interface (extra ``anybatch[sb3]``).
+
+>>> from anybatch.integrations.sb3 import PPOEWMA
+>>> model = PPOEWMA("MlpPolicy", "CartPole-v1", n_steps=256, batch_size=64).learn(100_000)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from anybatch.distributed import moments
+from anybatch.errors import ConfigError
+from anybatch.normalize import AdvantageNormalizer
+from anybatch.objectives import decoupled_clip_loss
+from anybatch.proximal import EwmaProximal
+
+try:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.type_aliases import RolloutBufferSamples
+    from stable_baselines3.common.utils import explained_variance
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"anybatch.integrations.sb3 needs Stable-Baselines3: pip install 'anybatch[sb3]' ({error})", name=error.name
+    ) from error
+
+
+class Memory:
+    """What outlives an iteration beside policy and optimiser: the proximal EWMA and the advantage moments."""
+
+    def __init__(self, policy: ActorCriticPolicy, center_of_mass: float | None, span: float) -> None:
+        """Start at the policy as it is; no average without a centre of mass."""
+        self.proximal: EwmaProximal | None = None
+        if center_of_mass is not None:
+            with torch.no_grad():
+                if policy.use_sde:
+                    policy.reset_noise()  # the matrix drawn with a gradient cannot be copied
+                self.proximal = EwmaProximal(policy, center_of_mass)
+            self.proximal.module.train(False)
+        self.normalizer = AdvantageNormalizer(span)
+        self.loaded = False
+        """Whether the last ``set_parameters`` brought a saved state."""
+
+    def log_prob(self, data: RolloutBufferSamples, actions: Tensor) -> Tensor:
+        """(B,) log pi_prox(a|s), without gradient; pi_behav's without an average."""
+        if self.proximal is None:
+            return data.old_log_prob
+        policy = self.proximal.module
+        assert isinstance(policy, ActorCriticPolicy)
+        with torch.no_grad():
+            return policy.get_distribution(data.observations).log_prob(actions)
+
+    def after_gradient_step(self) -> None:
+        """theta_prox <- EWMA(theta)."""
+        if self.proximal is not None:
+            self.proximal.after_gradient_step()
+
+    def restart(self) -> None:
+        """Average from the policy as it is now, without advantages seen."""
+        if self.proximal is not None:
+            self.proximal.reset()
+        self.normalizer = AdvantageNormalizer(self.normalizer.span)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a saved model keeps."""
+        proximal = {} if self.proximal is None else self.proximal.state_dict()
+        return {"proximal": proximal, "advantages": self.normalizer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Restore what :meth:`state_dict` gave; always strictly."""
+        if self.proximal is not None:
+            self.proximal.load_state_dict(state["proximal"])
+        self.normalizer.load_state_dict({name: x.cpu() for name, x in state["advantages"].items()})
+        self.loaded = True
+
+
+class PPOEWMA(PPO):
+    """Stable-Baselines3's PPO with the decoupled objective, a proximal EWMA and advantage moments over iterations.
+
+    All of PPO's arguments, policies, callbacks, ``learn``, ``save`` and ``load`` are Stable-Baselines3's own; what is
+    different is :meth:`train`: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of
+    the weights (section 4, appendix A), and advantages are normalised by moments over iterations (section 4, third
+    adjustment), never over a minibatch. A saved model keeps the average and the moments.
+
+    ``anybatch scale ppo-ewma --for sb3 --divide-batch-by 8`` prints the arguments for another batch size.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        center_of_mass: float | None = 8.0,
+        advantage_span: float = 1.0,
+        max_importance_ratio: float = 100.0,
+        _init_setup_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Build the model.
+
+        Args:
+            *args: those of ``stable_baselines3.PPO``.
+            center_of_mass: centre of mass of the proximal EWMA in gradient steps, beta/(1-beta), at least 0; None
+                clips around the behaviour policy, which is PPO.
+            advantage_span: effective sample size of the advantage moments in iterations, 2/(1-beta)-1; 1 is the
+                current iteration alone.
+            max_importance_ratio: cap on pi_theta/pi_behav.
+            _init_setup_model: Stable-Baselines3's own; False leaves the networks to ``load``.
+            **kwargs: those of ``stable_baselines3.PPO``.
+
+        Raises:
+            ConfigError: a value out of range, or a setting that would bias the objective or tie it to the batch:
+                ``target_kl``, ``clip_range_vf``, a ``batch_size`` that does not divide ``n_steps * n_envs``.
+        """
+        self.center_of_mass = center_of_mass
+        self.advantage_span = advantage_span
+        self.max_importance_ratio = max_importance_ratio
+        super().__init__(*args, **{**kwargs, "_init_setup_model": False})
+        if _init_setup_model:
+            self._setup_model()
+
+    def _setup_model(self) -> None:
+        self._check()
+        super()._setup_model()
+        if self.center_of_mass is not None and math.isinf(self._clip_range()):
+            raise ConfigError(
+                "clip_range is inf, but clipping is the only term that uses the proximal EWMA; set a finite "
+                "clip_range, or center_of_mass None"
+            )
+        self.memory = Memory(self.policy, self.center_of_mass, self.advantage_span)
+
+    def _check(self) -> None:
+        age, samples = self.center_of_mass, self.n_steps * self.n_envs
+        if age is not None and not 0 <= age < math.inf:
+            raise ConfigError(f"center_of_mass is {age}, but must be a finite number of gradient steps, or None")
+        if not 1 <= self.advantage_span < math.inf:
+            raise ConfigError(f"advantage_span is {self.advantage_span}, but must be finite and at least 1")
+        if self.advantage_span > 1 and not self.normalize_advantage:
+            raise ConfigError(
+                f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it without "
+                "use; set normalize_advantage True or advantage_span 1"
+            )
+        if not self.max_importance_ratio > 0:
+            raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be above 0")
+        if self.target_kl is not None:
+            raise ConfigError(
+                f"target_kl is {self.target_kl}, but leaving out minibatches by what is seen on others biases the "
+                "objective, and how many depends on the batch size; set target_kl None: clipping limits the policy"
+            )
+        if self.clip_range_vf is not None:
+            raise ConfigError(
+                "clip_range_vf is set, but holding values near those of the behaviour policy biases them and makes "
+                "their speed depend on the iteration batch; set clip_range_vf None"
+            )
+        if self.env is not None and samples % self.batch_size:
+            raise ConfigError(
+                f"batch_size is {self.batch_size}, but must divide n_steps * n_envs = {samples}: a smaller last "
+                "minibatch would weight its samples more, and step as far as the others"
+            )
+
+    def train(self) -> None:
+        """Optimise policy and value on the rollout buffer: the inner two loops of the pseudocode in appendix A."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        clip_range, buffer, seen = self._clip_range(), self.rollout_buffer, defaultdict[str, list[float]](list)
+        if self.normalize_advantage:
+            mean, var, count = moments(torch.as_tensor(buffer.advantages))
+            self.memory.normalizer.update(mean, var, count)
+            self.logger.record("train/advantage_std", float(var.sqrt()))
+            self.logger.record("train/advantage_std_used", self.memory.normalizer.moments()[1] ** 0.5)
+        for _ in range(self.n_epochs):
+            for data in buffer.get(self.batch_size):
+                loss = self.loss(data, clip_range, seen)
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                self.policy.optimizer.step()
+                self.memory.after_gradient_step()
+            self._n_updates += 1
+        self._record(seen, clip_range, buffer)
+
+    def loss(self, data: RolloutBufferSamples, clip_range: float, seen: dict[str, list[float]]) -> Tensor:
+        """The loss of one minibatch.
+
+        Args:
+            data: B samples of the rollout buffer.
+            clip_range: epsilon.
+            seen: statistics, by the name under which Stable-Baselines3 logs them; one value is added to each.
+
+        Returns:
+            Scalar: minus L^CLIP_decoupled, minus the entropy bonus, plus the value loss.
+        """
+        actions = data.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else data.actions
+        values, logp, entropy = self.policy.evaluate_actions(data.observations, actions)
+        logp_proximal = self.memory.log_prob(data, actions)
+        advantage = self.memory.normalizer(data.advantages) if self.normalize_advantage else data.advantages
+        policy_loss = decoupled_clip_loss(
+            logp,
+            logp_proximal,
+            data.old_log_prob,
+            advantage,
+            clip=clip_range,
+            max_importance_ratio=self.max_importance_ratio,
+        )
+        entropy_loss = logp.mean() if entropy is None else -entropy.mean()
+        value_loss = mse_loss(values.flatten(), data.returns)
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+        with torch.no_grad():
+            log_ratio, log_weight = logp - logp_proximal, logp - data.old_log_prob
+            statistics = {
+                "policy_gradient_loss": policy_loss,
+                "entropy_loss": entropy_loss,
+                "value_loss": value_loss,
+                "loss": loss,
+                "clip_fraction": ((log_ratio.exp() - 1).abs() > clip_range).float().mean(),
+                "approx_kl": (log_ratio.expm1() - log_ratio).mean(),
+                "approx_kl_behavior": (log_weight.expm1() - log_weight).mean(),
+            }
+        for name, value in statistics.items():
+            seen[name].append(value.item())
+        return loss
+
+    def _record(self, seen: Mapping[str, list[float]], clip_range: float, buffer: RolloutBuffer) -> None:
+        for name, values in seen.items():
+            self.logger.record(f"train/{name}", float(np.mean(values)))
+        variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
+        self.logger.record("train/explained_variance", variance)
+        if hasattr(self.policy, "log_std"):
+            self.logger.record("train/std", torch.exp(self.policy.log_std).mean().item())
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", clip_range)
+
+    def _clip_range(self) -> float:
+        assert callable(self.clip_range)
+        return float(self.clip_range(self._current_progress_remaining))
+
+    def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
+        """Stable-Baselines3's own; without a saved average (``exact_match=False``) it starts at the new weights."""
+        self.memory.loaded = False
+        super().set_parameters(load_path_or_dict, exact_match=exact_match, device=device)
+        if not self.memory.loaded:
+            self.memory.restart()
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "memory"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        names, variables = super()._get_torch_save_params()
+        return [*names, "memory"], variables
