@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+import yaml
 
 from anybatch import scaling
 from anybatch.changes import Change, apply_changes, get_field
@@ -51,6 +52,7 @@ def scale_to_batch(
         return config, []
     flags = {argument.split("=")[0].replace("_", "-") for argument in arguments}
     yours = {name: get_field(config, name) for name in followers if f"--{name.replace('_', '-')}" in flags}
+    yours = {name: value for name, value in yours.items() if value is not None}
     # the rules start from the base's numbers, but from the user's choice of optimiser, proximal policy and so on
     start = apply_changes(config, [Change(name, 0, get_field(base, name), "", "") for name in scaling.FIELDS])
     return scaling.rescale(start, *(asked.get(name) for name in batch), yours=yours, **options.keywords())
@@ -94,7 +96,7 @@ class ScaleArguments:
     format: Literal["table", "json", "yaml"] = "table"
     """A table, JSON, or YAML that `anybatch train FILE.yaml` takes."""
     framework: Annotated[Literal["anybatch", "sb3", "cleanrl", "rllib", "trl"], tyro.conf.arg(name="for")] = "anybatch"
-    """Print the arguments of another framework instead."""
+    """Print the arguments of another framework instead: what to type there, or as JSON or YAML."""
 
 
 def scale_command(name: str, base: TrainConfig, arguments: list[str]) -> int:
@@ -104,8 +106,7 @@ def scale_command(name: str, base: TrainConfig, arguments: list[str]) -> int:
     config, changes = _scaled(tuned, asked)
     validate(config)
     if asked.framework != "anybatch":
-        print(translate(config, asked.framework))
-        print("".join(f"# {finding}\n" for finding in validity(config, tuned)), end="")
+        print(_foreign(config, validity(config, tuned), asked), end="")
     elif asked.format == "json":
         findings = [dataclasses.asdict(finding) for finding in validity(config, tuned)]
         content = {"changes": [dataclasses.asdict(x) for x in changes], "findings": findings, "config": to_dict(config)}
@@ -115,6 +116,22 @@ def scale_command(name: str, base: TrainConfig, arguments: list[str]) -> int:
     else:
         print(report(tuned, config, changes))
     return 0
+
+
+def _foreign(config: TrainConfig, findings: Sequence[Finding], asked: ScaleArguments) -> str:
+    translation = translate(config, asked.framework)
+    if asked.format == "table":
+        return "".join(f"{line}\n" for line in (translation, *(f"# {finding}" for finding in findings)))
+    if asked.format == "json":
+        content = {
+            "framework": asked.framework,
+            "arguments": translation.arguments,
+            "no_counterpart": translation.missing,
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+        }
+        return json.dumps(content, indent=2) + "\n"
+    notes = "".join(f"# {line}\n" for line in (*translation.missing, *findings))
+    return notes + yaml.safe_dump(translation.arguments, sort_keys=False)
 
 
 def _scaled(tuned: TrainConfig, asked: ScaleArguments) -> tuple[TrainConfig, list[Change]]:
@@ -137,11 +154,16 @@ class DoctorArguments:
 
 
 def doctor_command(arguments: list[str]) -> int:
-    """``anybatch doctor RUN``: print findings, one line each."""
+    """``anybatch doctor RUN``: print findings, one line each; then what stands against invariance from the start."""
     parsed = tyro.cli(DoctorArguments, args=arguments, prog="anybatch doctor")
     config, _ = read_config(parsed.run)
     progress = read_progress(parsed.run / PROGRESS)
     findings: list[Finding] = examine(progress, config)
     print(f"{len(progress.get('iteration', []))} iterations; the last tenth of them, 20 at least:")
     print("\n".join(map(str, findings)) or "nothing to say yet")
+    seen = {finding.check for finding in findings}
+    conditions = [finding for finding in validity(config) if finding.check not in seen]
+    if conditions:
+        print("and for behaving the same at another batch size:")
+        print("\n".join(map(str, conditions)))
     return 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Scalar: TypeAlias = bool | int | float | str
+"""A value that an option of an environment or encoder can have."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class SourceConfig:
     deterministic: bool = False
     """Act with weights exactly max_lag iterations old, not with the newest: one seed, one result (asynchronous)."""
     ray_workers: int = 0
-    """Sample in this many Ray actors, also on other machines; 0 samples in a thread of this process (asynchronous)."""
+    """Sample in this many Ray actors (of each data-parallel worker), also on other machines; 0: in a thread here."""
 
 
 @dataclass(frozen=True)
@@ -156,14 +157,19 @@ class AuxiliaryConfig:
     """Policy iterations per phase N_pi."""
     epochs: int = 6
     """Auxiliary epochs E_aux; 0 skips the phase."""
-    minibatches: int = 512
-    """Auxiliary minibatches per epoch, 16 N_pi in the paper."""
+    minibatches: int | None = None
+    """Auxiliary minibatches per epoch; None means 16 for each of the policy iterations, as in the paper."""
     step_size: float = 5e-4
     """Step size of the auxiliary phase's own Adam."""
     clone_coefficient: float = 1.0
     """Coefficient beta_clone of KL[old, new]."""
     storage: Literal["auto", "ram", "disk"] = "auto"
     """Where a phase's observations are kept; auto decides from what is free."""
+
+    @property
+    def minibatches_per_epoch(self) -> int:
+        """``minibatches``, or what None means."""
+        return 16 * self.policy_iterations if self.minibatches is None else self.minibatches
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,8 @@ class TrainConfig:
     CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
     compile: bool = False
     """Fuse the encoders' operations with torch.compile: a minute's start, then faster gradient steps on a GPU."""
+    keep_freed_memory: bool = True
+    """Have the C library (glibc) keep freed memory while training on a CPU, which is faster and holds more of it."""
     checkpoint_seconds: float = 60.0
     """A checkpoint is written at the first end of an iteration after this many seconds."""
     keep_checkpoints: int = 2

@@ -12,6 +12,7 @@ from anybatch.scaling_rules import proximal_age
 from anybatch.validity import OLD_SHARE_OF_RUN
 
 Progress = Mapping[str, Sequence[float]]
+"""Columns of progress.csv by name, oldest row first."""
 
 HOLDS, CRITICAL = 0.25, 1.0
 """Share of the noise scale up to which a batch counts as small, and from which on it is critical.
@@ -45,7 +46,7 @@ def examine(progress: Progress, config: TrainConfig) -> list[Finding]:
 
 
 class LiveDoctor:
-    """Looks at a run while it trains, and warns of each kind of finding once."""
+    """Looks at a run while it trains, and warns of each kind of finding once, and once more if it becomes an error."""
 
     def __init__(self, config: TrainConfig, *, every: int = 25, memory: int = 50) -> None:
         """Examine the last ``memory`` iterations, and the first, after ``every`` that many."""
@@ -54,7 +55,7 @@ class LiveDoctor:
         self._memory = memory
         self._columns: dict[str, list[float]] = {}
         self._rows = 0
-        self._told: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def look(self, row: Mapping[str, float]) -> list[Finding]:
         """Take an iteration's row; returns warnings that were not given before."""
@@ -66,8 +67,13 @@ class LiveDoctor:
                 del column[1]  # the first row stays, to compare with
         if self._rows % self._every:
             return []
-        new = [x for x in examine(self._columns, self._config) if x.severity != "ok" and x.check not in self._told]
-        self._told |= {finding.check for finding in new}
+        new = [
+            finding
+            for finding in examine(self._columns, self._config)
+            if finding.severity != "ok"
+            and not {(finding.check, finding.severity), (finding.check, "error")} & self._told
+        ]
+        self._told |= {(finding.check, finding.severity) for finding in new}
         return new
 
 
@@ -113,11 +119,10 @@ def _advantage_std(progress: Progress, config: TrainConfig) -> Iterator[Finding]
 
 
 def _importance(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    stale = config.rollout.source.kind != "synchronous"
     less = (
         "less staleness (rollout.source)"
-        if stale
-        else f"a smaller optimizer.step_size ({config.optimizer.step_size:g}) or epochs"
+        if config.stale
+        else f"a smaller optimizer.step_size ({config.optimizer.step_size:g}) or fewer optimizer.policy_epochs"
     )
     capped, size = _mean(progress, "importance_capped"), _mean(progress, "effective_sample_size")
     if capped is not None and capped > _CAPPED:
@@ -161,6 +166,12 @@ def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     if not _ewma(config):
+        iterations = 1
+        if config.policy.proximal == "behavior" and config.stale:
+            iterations += config.rollout.source.delay or config.rollout.source.max_lag
+        seen = f"the proximal policy is up to {iterations * config.iteration_batch:,} environment steps old"
+        kind = "weights that sampled" if config.policy.proximal == "behavior" else "weights before the iteration"
+        yield Finding("proximal_age", "ok", seen, f"it is the {kind}, so its age changes with the iteration batch", "")
         return
     age, total = proximal_age(config), config.total_env_steps
     seen = f"the proximal policy is {age:,.0f} environment steps old on average"
@@ -210,21 +221,30 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     name = "noise_scale_adam" if config.optimizer.kind == "adam" else "noise_scale"
     column = [x for x in _last(progress.get(name, ())) if not math.isinf(x)]
     batch, finite = config.optimization_batch, [x for x in column if not math.isnan(x)]
-    known = any(not math.isnan(x) for x in progress.get(name, ()))
-    if not known:
+    correlations = _recent(progress, "gradient_correlation")
+    if not correlations and all(map(math.isnan, progress.get(name, ()))):
         return
-    if 2 * len(finite) <= len(column):
+    kind = "noise scale of Adam's update" if name.endswith("adam") else "gradient noise scale"
+    scale = median(finite) if 2 * len(finite) > len(column) else math.inf
+    how, remedy = "", "more minibatches or fewer environments"
+    if correlations and (correlation := median(correlations)):
+        # what the mean over a window misses where weights move within it; see NoiseScale
+        from_pairs = batch * (1 - abs(correlation)) / abs(correlation)
+        if batch > HOLDS * from_pairs and from_pairs < scale:
+            scale = from_pairs
+            how = f" (successive gradients correlate by {correlation:.2f})"
+            if correlation < 0:
+                remedy = f"{remedy}; or lower optimizer.step_size ({config.optimizer.step_size:g}), steps overshoot"
+    if math.isinf(scale):
         yield Finding(
             "noise_scale",
             "ok",
-            f"the gradient noise scale is too large to measure, far above the optimisation batch of {batch:,.0f}",
+            f"the gradient noise scale is too large to measure, well above the optimisation batch of {batch:,.0f}",
             "the scaling rules hold here and for somewhat larger batches",
             "",
         )
         return
-    scale = median(finite)
-    kind = "noise scale of Adam's update" if name.endswith("adam") else "gradient noise scale"
-    seen = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples"
+    seen = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples{how}"
     limit = f"{max(1.0, HOLDS * scale):,.0f}"
     if batch <= HOLDS * scale:
         yield Finding("noise_scale", "ok", seen, f"small enough: the scaling rules hold up to a batch of {limit}", "")
@@ -234,7 +254,7 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             "warning",
             seen,
             "near the critical batch, where the rules begin to fail",
-            f"expect the same behaviour only from batches up to {limit}: more minibatches or fewer environments",
+            f"expect the same behaviour only from batches up to {limit}: {remedy}",
         )
     else:
         yield Finding(
@@ -242,7 +262,7 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             "error",
             seen,
             "past the critical batch: the scaling rules do not hold, and samples are wasted on a precise gradient",
-            f"tune at an optimisation batch of {limit} or less: more minibatches or fewer environments",
+            f"tune at an optimisation batch of {limit} or less: {remedy}",
         )
 
 
@@ -268,6 +288,7 @@ _COLUMNS = (
     "entropy",
     "noise_scale",
     "noise_scale_adam",
+    "gradient_correlation",
 )
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 _FEWEST_STEPS, _MOST_STEPS = 8, 64
 _SPAN = 32  # windows
+_SUMS = ("sum", "squares", "products")
 
 
 def signal_and_noise(
@@ -48,12 +49,17 @@ class NoiseScale:
 
     A window of k gradient steps gives the mean of ``|g_i|^2`` (B samples each) and the norm of the mean gradient (k B
     samples). Parameters move within a window, which is kept so short that they hardly do: about the age of the proximal
-    policy. Signal and noise are smoothed over windows separately, and only then divided, since a ratio of noisy
-    estimates is biased.
+    policy. Signal and noise, as shares of the window's mean ``|g_i|^2`` so that no window of long gradients outweighs
+    all that follow, are smoothed over windows separately, and only then divided, since a ratio of noisy estimates is
+    biased.
 
     For Adam the same is done for gradients over Adam's denominator ``sqrt(v_hat) + eps``, the one that the last step
     of the window uses: the noise scale of the update rather than of the gradient, and a mean over components of
     ``Sigma_i / G_i^2``, the ratio in appendix C on which the square root rule rests.
+
+    Where weights swing about a minimum within a window, its mean hides the signal. The correlation of successive
+    gradients, ``r = E[g_i g_{i+1}] / E[g_i^2]``, does not: it is the signal's share of a gradient where weights stand
+    still, and minus that share for SGD at rest on a noisy quadratic, so B (1 - |r|) / |r| is the noise scale there too.
     """
 
     def __init__(self, steps: int, *, adam: bool) -> None:
@@ -64,14 +70,18 @@ class NoiseScale:
         self._kinds = ("noise_scale", "noise_scale_adam") if adam else ("noise_scale",)
         self._signal = dict.fromkeys(self._kinds, 0.0)
         self._noise = dict.fromkeys(self._kinds, 0.0)
+        self._correlation = self._weight = 0.0
         self._window: dict[str, Any] = {}
 
     def add(self, parameters: Sequence[Parameter], optimizer: Optimizer, samples: int) -> None:
         """Take the gradient of one step, mean over ``samples``, before the optimiser uses it."""
         gradient = torch.cat([x.grad.reshape(-1) for x in parameters if x.grad is not None])
         if not self._window:
-            self._window = {"taken": 0, "sum": torch.zeros_like(gradient), "squares": torch.zeros_like(gradient)}
+            self._window = {"taken": 0} | {name: torch.zeros_like(gradient) for name in _SUMS}
         window = self._window
+        if window["taken"]:
+            window["products"].addcmul_(gradient, window["previous"])
+        window["previous"] = gradient
         window["taken"] += 1
         window["sum"] += gradient
         window["squares"].addcmul_(gradient, gradient)
@@ -79,30 +89,49 @@ class NoiseScale:
             self._end_window(parameters, optimizer, samples)
 
     def result(self) -> dict[str, float]:
-        """Noise scales in samples by column; NaN while there is none, or noise hides the signal altogether."""
-        return {kind: ratio(self._noise[kind], self._signal[kind]) for kind in self._kinds}
+        """Noise scales in samples by column; NaN while there is none, or noise hides the signal altogether.
+
+        Besides, ``gradient_correlation`` of successive gradients, over Adam's denominator where there is one.
+        """
+        correlation = self._correlation / self._weight if self._weight else math.nan
+        scales = {kind: ratio(self._noise[kind], self._signal[kind]) for kind in self._kinds}
+        return {**scales, "gradient_correlation": correlation}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"signal": dict(self._signal), "noise": dict(self._noise), "window": dict(self._window)}
+        return {
+            "signal": dict(self._signal),
+            "noise": dict(self._noise),
+            "correlation": [self._correlation, self._weight],
+            "window": dict(self._window),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._signal, self._noise, self._window = dict(state["signal"]), dict(state["noise"]), dict(state["window"])
+        self._correlation, self._weight = state.get("correlation", (0.0, 0.0))
+        if "products" not in self._window:  # of an earlier version
+            self._window = {}
 
     def _end_window(self, parameters: Sequence[Parameter], optimizer: Optimizer, samples: int) -> None:
-        mean, squares = self._window["sum"] / self._steps, self._window["squares"] / self._steps
+        moments = (
+            self._window["squares"] / self._steps,
+            (self._window["sum"] / self._steps).square_(),
+            self._window["products"] / (self._steps - 1),
+        )
         keep = (_SPAN - 1) / (_SPAN + 1)
+        correlation = 0.0
         for kind in self._kinds:
             if kind == "noise_scale_adam":
                 squared_denominator = adam_denominator(parameters, optimizer).square_()
-                mean_squared, squares = mean.square() / squared_denominator, squares / squared_denominator
-            else:
-                mean_squared = mean.square()
-            small, large = (float(x.sum(dtype=torch.float64)) for x in (squares, mean_squared))
-            signal, noise = signal_and_noise(small, large, samples, samples * self._steps)
-            self._signal[kind] = keep * self._signal[kind] + signal
-            self._noise[kind] = keep * self._noise[kind] + noise
+                moments = tuple(x.div_(squared_denominator) for x in moments)
+            small, large, product = (float(x.sum(dtype=torch.float64)) for x in moments)
+            if small > 0:
+                signal, noise = signal_and_noise(1.0, large / small, samples, samples * self._steps)
+                self._signal[kind] = keep * self._signal[kind] + signal
+                self._noise[kind] = keep * self._noise[kind] + noise
+                correlation = product / small
+        self._correlation, self._weight = keep * self._correlation + correlation, keep * self._weight + 1.0
         self._window = {}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 from anybatch.changes import ASKED, Change, Value, apply_changes, keep_yours, show
@@ -53,6 +54,7 @@ def scale(
     ewma: bool = True,
     advantage_norm: bool = True,
     policy_iterations: bool = True,
+    auxiliary: bool = True,
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
 
@@ -67,6 +69,8 @@ def scale(
         ewma: multiply the centre of mass of the proximal EWMA by c.
         advantage_norm: multiply the span of the advantage moments by c.
         policy_iterations: multiply N_pi by c (PPG).
+        auxiliary: keep the samples of an auxiliary minibatch per worker, and change the auxiliary step size with the
+            number of workers alone (appendix B); else both numbers stay.
 
     Returns:
         The new configuration, and every field that changed.
@@ -88,7 +92,7 @@ def scale(
             f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
             f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
         )
-    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations)
+    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary)
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 
 
@@ -105,6 +109,7 @@ def rescale(
     ewma: bool = True,
     advantage_norm: bool = True,
     policy_iterations: bool = True,
+    auxiliary: bool = True,
     yours: Mapping[str, Value] | None = None,
 ) -> tuple[TrainConfig, list[Change]]:
     """Change what people really change, and compensate each of the two batches by its own factor.
@@ -125,6 +130,7 @@ def rescale(
         ewma: as there.
         advantage_norm: as there.
         policy_iterations: as there.
+        auxiliary: as there.
         yours: values by full field name that win over the rules; the changes say so.
 
     Returns:
@@ -137,7 +143,7 @@ def rescale(
         if number is not None and number < 1:
             raise ConfigError(f"{field} is {number}, but must be an integer of at least 1")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
-    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations)
+    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary)
     if rule == "fixed-minibatch":
         if minibatches is not None:
             raise ConfigError("rule fixed-minibatch finds the number of minibatches itself; leave minibatches out")
@@ -167,6 +173,7 @@ def _transfer(
     minibatches_rule: str = ASKED,
 ) -> tuple[TrainConfig, list[Change]]:
     time_chunks(num_envs, steps, minibatches)
+    unscaled, config = config, replace(config, aux=replace(config.aux, minibatches=config.aux.minibatches_per_epoch))
     samples = f"{num_envs * steps // minibatches:,} samples per gradient step" if minibatches_rule != ASKED else ""
     changes = [
         Change("env.num_envs", config.env.num_envs, num_envs, ASKED, ""),
@@ -177,9 +184,12 @@ def _transfer(
     changes += [workers_change(config, after_batch, workers)]
     after_batch = apply_changes(config, changes)
     changes += [*optimizer_changes(config, after_batch, rules), *iteration_changes(config, after_batch, rules)]
-    if config.aux.enabled:
+    if config.aux.enabled and rules.auxiliary:
         # the phase whose samples are shared out is the one that will be run, so your N_pi counts already
         phase = apply_changes(config, keep_yours(config, changes, yours))
         changes += auxiliary_changes(config, phase, rules)
     changes = [change for change in keep_yours(config, changes, yours) if change.before != change.after]
-    return apply_changes(config, changes), changes
+    scaled, exact = apply_changes(unscaled, changes), apply_changes(config, changes)
+    if scaled.aux.minibatches_per_epoch != exact.aux.minibatches_per_epoch:  # a number that stays must not follow N_pi
+        scaled = exact
+    return scaled, changes

@@ -23,6 +23,8 @@ class Adjustments:
     """Keep the number of samples behind the advantage moments."""
     policy_iterations: bool = True
     """Keep the samples of a phase of PPG."""
+    auxiliary: bool = True
+    """Keep the auxiliary phase's minibatch per worker, and change its step size with the workers alone."""
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of :func:`anybatch.scaling.rescale`."""

@@ -17,7 +17,9 @@ from anybatch.errors import ConfigError
 from anybatch.minibatches import auxiliary_time_chunks
 
 AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
+"""What Adam's step size is divided by: sqrt(c), c, or nothing."""
 AdamBetas: TypeAlias = bool | Literal["beta2"]
+"""Which decay rates of Adam are raised to the power 1/c."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,17 @@ class Rules:
     """Which adjustments are made, and how; the paper's by default, its ablations otherwise."""
 
     adam_step: AdamStep = "sqrt"
+    """What Adam's step size is divided by."""
     adam_betas: AdamBetas = False
+    """Which decay rates of Adam follow."""
     ewma: bool = True
+    """Whether the proximal policy's centre of mass follows."""
     advantage_norm: bool = True
+    """Whether the span of the advantage moments follows."""
     policy_iterations: bool = True
+    """Whether the iterations of a phase of PPG follow."""
+    auxiliary: bool = True
+    """Whether the auxiliary phase's minibatches and step size follow."""
 
 
 def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
@@ -88,15 +97,17 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
 
 def auxiliary_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
     """The auxiliary phase of appendix B: minibatch size per worker kept, step size by the number of workers alone."""
-    per_worker = _phase_samples(config) / config.aux.minibatches / config.workers
+    per_worker = _phase_samples(config) / config.aux.minibatches_per_epoch / config.workers
     minibatches = _nearest_minibatches(new, _phase_samples(new) / (per_worker * new.workers))
     c = config.workers / new.workers
     now = _phase_samples(new) / minibatches / new.workers
     before = "as before" if math.isclose(now, per_worker) else f"before {per_worker:,.0f}"
     why = f"{now:,.0f} samples per worker and gradient step, {before}"
-    factor = config.aux.minibatches / minibatches
+    factor = config.aux.minibatches_per_epoch / minibatches
     changes = [
-        Change("aux.minibatches", config.aux.minibatches, minibatches, f"{_sign(factor)} {_factor(factor)}", why)
+        Change(
+            "aux.minibatches", config.aux.minibatches_per_epoch, minibatches, f"{_sign(factor)} {_factor(factor)}", why
+        )
     ]
     if rules.adam_step != "none":
         power, by = (0.5, f"sqrt({_factor(c)})") if rules.adam_step == "sqrt" else (1.0, _factor(c))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from anybatch.config import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError
 from anybatch.minibatches import auxiliary_time_chunks, time_chunks
 
 Check = tuple[str, Callable[[float], bool], str]
+"""A name, whether a value is allowed, and what is, in words."""
 
 _AT_LEAST_1 = (lambda x: x >= 1, "an integer of at least 1")
 _AT_LEAST_0 = (lambda x: x >= 0, "a number of at least 0")
@@ -38,7 +39,10 @@ _RANGES = {
     "policy.clip": _AT_LEAST_0,
     "policy.kl_coefficient": _AT_LEAST_0,
     "policy.center_of_mass": (lambda x: 0 <= x < math.inf, "a finite number of gradient steps, at least 0"),
-    "policy.max_importance_ratio": _ABOVE_0,
+    "policy.max_importance_ratio": (
+        lambda x: x >= 1,
+        "at least 1: below that even fresh data would lose its importance weights, which biases the gradient",
+    ),
     "policy.entropy_coefficient": (lambda x: True, "a finite number"),
     "optimizer.step_size": _AT_LEAST_0,
     "optimizer.adam_eps": _ABOVE_0,
@@ -72,6 +76,8 @@ def validate(config: TrainConfig) -> TrainConfig:
     """
     for name, (allowed, words) in _RANGES.items():
         value = _get(config, name)
+        if value is None:
+            continue
         if value is None:  # only where its type allows it
             continue
         finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)
@@ -84,11 +90,39 @@ def validate(config: TrainConfig) -> TrainConfig:
     time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
     if config.aux.enabled and config.aux.epochs:
         auxiliary_time_chunks(
-            config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches
+            config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches_per_epoch
         )
     _check_policy(config)
     _check_source(config)
     return config
+
+
+def validate_shares(config: TrainConfig, shares: Sequence[int]) -> None:
+    """Check that every worker can deal out its own environments.
+
+    Args:
+        config: what is trained.
+        shares: environments of each data-parallel worker.
+
+    Raises:
+        ConfigError: one sentence for the first thing that is wrong.
+    """
+    source = config.rollout.source
+    for share in sorted(set(shares)):
+        try:
+            time_chunks(share, config.rollout.steps, config.optimizer.minibatches)
+            if config.aux.enabled and config.aux.epochs:
+                phase = (config.aux.policy_iterations, share, config.rollout.steps, config.aux.minibatches_per_epoch)
+                auxiliary_time_chunks(*phase)
+        except ConfigError as error:
+            if len(shares) == 1:
+                raise
+            raise ConfigError(f"{len(shares)} workers share env.num_envs {config.env.num_envs}: {error}") from error
+        if source.ray_workers and share % source.ray_workers:
+            raise ConfigError(
+                f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
+                f"and one of {len(shares)} workers has {share}"
+            )
 
 
 def _check_policy(config: TrainConfig) -> None:
@@ -156,7 +190,7 @@ def _check_source(config: TrainConfig) -> None:
         )
 
 
-def _get(config: object, dotted: str) -> float:
+def _get(config: object, dotted: str) -> float | None:
     for part in dotted.split("."):
         config = getattr(config, part)
     return config  # type: ignore[return-value]

@@ -173,6 +173,16 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
                 else "their standard error is not the same",
                 "nothing, if advantages are steady; else use fewer environments",
             )
+    if config.stale and reference.stale:
+        old, new = (_staleness(x) for x in (reference, config))
+        if new > (1 + _TOLERANCE) * old:
+            yield Finding(
+                "staleness",
+                "warning",
+                f"data of up to {new:,} environment steps ago instead of {old:,}",
+                "staleness is counted in iterations, which are larger now",
+                "lower rollout.source.delay or max_lag, or keep the iteration batch and change the minibatches",
+            )
     before_cut, after_cut = gae_share_cut(reference), gae_share_cut(config)
     if config.rollout.steps != reference.rollout.steps and abs(after_cut - before_cut) > _CUT_CHANGE:
         yield Finding(
@@ -182,3 +192,8 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
             f"{after_cut:.0%} of an advantage is bootstrapped, before {before_cut:.0%}",
             f"change env.num_envs instead, or advantage.gae_lambda ({config.advantage.gae_lambda:g}) to compensate",
         )
+
+
+def _staleness(config: TrainConfig) -> int:
+    source = config.rollout.source
+    return (source.delay if source.kind == "delayed" else source.max_lag) * config.iteration_batch

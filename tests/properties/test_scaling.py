@@ -100,7 +100,10 @@ def test_what_the_rules_hold(config: TrainConfig, c: int) -> None:
     if config.aux.enabled:
         before, after = (x.iteration_batch * x.aux.policy_iterations for x in (config, small))
         assert before == after
-        assert after / small.aux.minibatches / small.workers == before / config.aux.minibatches / config.workers
+        assert (
+            after / small.aux.minibatches_per_epoch / small.workers
+            == before / config.aux.minibatches_per_epoch / config.workers
+        )
         validate(small)
 
 
@@ -233,9 +236,9 @@ def test_without_the_rule_for_the_ewma_the_proximal_policy_is_too_young() -> Non
 # ---------------------------------------------------------------- past the critical batch
 
 
-def noise_columns(config: TrainConfig, noise: float, steps: int = 400) -> dict[str, list[float]]:
-    """Noise scales that training logs on a noisy quadratic far from its minimum; true value noise^2 in samples."""
-    vector = Vector(4000, start=1.0)
+def noise_columns(config: TrainConfig, noise: float, start: float = 1.0, steps: int = 400) -> dict[str, list[float]]:
+    """What training logs on the noisy quadratic x^2/2; the noise scale is noise^2 / mean(x^2) in samples."""
+    vector = Vector(4000, start)
     optimizer = make_optimizer([vector.weight], config.optimizer)
     estimate = NoiseScale(8, adam=config.optimizer.kind == "adam")
     columns: dict[str, list[float]] = {}
@@ -266,3 +269,24 @@ def test_past_the_critical_batch_the_square_root_rule_fails_as_the_doctor_says()
     first = walk(config, REFERENCE * 200, **problem)
     other = walk(scaling.scale(config, 16, adam_betas=True)[0], REFERENCE * 200, **problem)
     assert float(other.theta.mean() / first.theta.mean()) > 2  # sqrt(16) = 4 were there no noise at all
+
+
+@pytest.mark.parametrize(("step_size", "severities"), [(0.02, "ok"), (1.0, "warning or error"), (1.5, "error")])
+def test_at_rest_on_a_noisy_quadratic_the_doctor_says_where_invariance_ends(step_size: float, severities: str) -> None:
+    """SGD rests at variance a s^2/(2 - a); a = step size times curvature, s^2 the gradient's variance.
+
+    The batch divided by c gives s^2 c and a/c, so a s^2/(2 - a/c). And the signal x^2 is a/(2 - a) of the noise s^2,
+    so the noise scale is (2 - a)/a batches: the batch is critical where a = 1.
+    """
+    config = config_for(optimizer_kind="sgd", **{"optimizer.step_size": step_size})
+    problem: dict[str, Any] = {"slope": 0.0, "curvature": 1.0, "noise": 8.0, "replicas": 4000}
+    first, other = (
+        float(walk(scaling.scale(config, c)[0], REFERENCE * 150, **problem, seed=c).theta.std()) for c in (1, 8)
+    )
+    assert first / other == pytest.approx(math.sqrt((2 - step_size / 8) / (2 - step_size)), rel=0.05)  # 1.0, 1.37, 1.90
+    (finding,) = [x for x in examine(noise_columns(config, 8.0, start=0.0), config) if x.check == "noise_scale"]
+    assert finding.severity in severities
+    if step_size >= 1.0:
+        found = float(finding.seen.split("noise scale ")[1].split(" ")[0].replace(",", ""))
+        assert found == pytest.approx(REFERENCE * (2 - step_size) / step_size, rel=0.1)
+        assert "steps overshoot" in finding.change

@@ -41,7 +41,7 @@ def test_a_changed_batch_is_followed_by_everything_else(tmp_path: Path, capsys: 
     expected, changes = rescale(ppg_ewma(), num_envs=16, rollout_steps=32)
     for section in ("optimizer", "policy", "advantage", "workers"):
         assert getattr(config, section) == getattr(expected, section)
-    assert config.aux.minibatches == expected.aux.minibatches
+    assert config.aux.minibatches_per_epoch == expected.aux.minibatches
     printed = capsys.readouterr().out
     assert "iteration batch 65,536 -> 512 samples, optimisation batch 8,192 -> 64" in printed
     assert "--scaling.off" in printed
@@ -179,8 +179,21 @@ def test_to(capsys: pytest.CaptureFixture[str]) -> None:
 def test_other_frameworks(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(["ppo-ewma", "--divide-batch-by", "64", "--for", framework], capsys)
     assert "6.25e-05" in text
-    assert "# advantage.span" in text
+    assert ("# advantage.span" in text) == (framework != "sb3")  # PPOEWMA has it
     assert "# warning: 3 policy epochs" in text
+
+
+@pytest.mark.parametrize("framework", ["sb3", "cleanrl", "rllib", "trl"])
+def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["ppo-ewma", "--divide-batch-by", "64", "--for", framework, "--format"]
+    content = json.loads(printed([*arguments, "json"], capsys))
+    name = "learning-rate" if framework == "cleanrl" else "lr" if framework == "rllib" else "learning_rate"
+    assert content["arguments"][name] == 6.25e-05
+    assert any("advantage" in sentence for sentence in content["no_counterpart"]) == (framework != "sb3")
+    assert "policy_epochs" in [finding["check"] for finding in content["findings"]]
+    text = printed([*arguments, "yaml"], capsys)
+    assert yaml.safe_load(text) == content["arguments"]
+    assert text.startswith("# ")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +225,9 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(run)]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("30 iterations")
+    lines.remove("and for behaving the same at another batch size:")  # 8 steps are shorter than GAE's horizon
+    assert "GAE looks" in lines[-1]
+    assert len(lines) == len(set(lines))
     assert all(line.startswith(("ok: ", "warning: ", "error: ")) for line in lines)
     assert any("proximal policy is 65,536 environment steps old" in line for line in lines)
 
@@ -237,7 +253,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "changing-the-batch-size.md"
 
 def documented() -> list[tuple[list[str], str]]:
     """Commands of the page with what it says they print."""
-    blocks = re.findall(r"^```\n\$ anybatch scale (.*?)\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```\w*\n\$ anybatch scale (.*?)\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
     return [(command.split(), output) for command, output in blocks]
 
 

@@ -118,6 +118,45 @@ def test_an_old_proximal_policy() -> None:
     assert "proximal_age" not in found(healthy(), ppo(total_env_steps=200_000))
 
 
+def test_the_age_of_other_proximal_policies_follows_the_iteration() -> None:
+    def age(settings: TrainConfig) -> Finding:
+        (finding,) = [x for x in examine({}, settings) if x.check == "proximal_age"]
+        assert finding.severity == "ok"
+        return finding
+
+    assert "up to 65,536 environment steps old" in age(ppo()).seen
+    assert "weights that sampled" in age(ppo()).means
+    stale = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
+    assert "up to 262,144 environment steps old" in age(ppo(**stale)).seen  # 4 x 65,536
+    assert "up to 65,536 environment steps old" in age(ppo(**stale, proximal="recent")).seen
+
+
+def test_advice_on_importance_weights_knows_whether_the_data_is_stale() -> None:
+    fresh = {"rollout.source.kind": "delayed", "rollout.source.delay": 0}
+    for settings, advice in ((config(), "step_size"), (config(**fresh), "step_size")):
+        assert advice in found(healthy(effective_sample_size=0.3), settings)["effective_sample_size"].change
+    stale = config(**{"rollout.source.kind": "asynchronous"})
+    assert "less staleness" in found(healthy(effective_sample_size=0.3), stale)["effective_sample_size"].change
+
+
+def test_gradients_that_undo_each_other_show_the_critical_batch() -> None:
+    # 8,192 samples a step; |r| = 1/2 is signal = noise, 1/5 a quarter of that
+    hidden = {"noise_scale_adam": math.nan}
+    past = found(healthy(**hidden, gradient_correlation=-0.6))["noise_scale"]
+    assert past.severity == "error"
+    assert "5,461 samples (successive gradients correlate by -0.60)" in past.seen  # 8192 x 0.4 / 0.6
+    assert "steps overshoot" in past.change
+    near = found(healthy(**hidden, gradient_correlation=-0.3))["noise_scale"]
+    assert near.severity == "warning"
+    assert found(healthy(**hidden, gradient_correlation=-0.19)) == {}
+    assert found(healthy(gradient_correlation=0.19)) == {}
+    rising = found(healthy(gradient_correlation=0.3))["noise_scale"]
+    assert "overshoot" not in rising.change
+    # where both are known, the smaller noise scale counts
+    both = found(healthy(noise_scale_adam=2000.0, gradient_correlation=-0.3))["noise_scale"]
+    assert "noise scale of Adam's update 2,000 samples" in both.seen
+
+
 def test_a_noise_scale_that_cannot_be_measured() -> None:
     progress = healthy(noise_scale_adam=[1e9] * 150 + [math.nan] * 50)
     (finding,) = [x for x in examine(progress, config()) if x.check == "noise_scale"]
@@ -142,6 +181,14 @@ def test_live_warnings_come_once_each() -> None:
     told = [live.look({**row, "kl_behavior": 0.9 if i > 60 else 0.01}) for i in range(100)]
     assert [x.check for findings in told for x in findings] == ["clip_fraction_high", "kl_behavior"]
     assert next(i for i, findings in enumerate(told) if findings) == 4
+
+
+def test_a_warning_that_becomes_an_error_is_told_again_and_not_the_other_way_round() -> None:
+    live = LiveDoctor(config(), every=5, memory=30)
+    row = {name: column[-1] for name, column in healthy().items()}
+    scales = [16384.0] * 50 + [2000.0] * 50 + [16384.0] * 50
+    told = [x for scale in scales for x in live.look({**row, "noise_scale_adam": scale})]
+    assert [(x.check, x.severity) for x in told] == [("noise_scale", "warning"), ("noise_scale", "error")]
 
 
 def test_live_doctor_remembers_the_start() -> None:

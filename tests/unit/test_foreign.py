@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from anybatch.foreign import FRAMEWORKS, translate
@@ -34,6 +37,71 @@ def test_what_is_missing_is_said_in_comments(framework: str) -> None:
     comments = [line for line in str(translation).splitlines() if line.startswith("#")]
     assert len(comments) == len(translation.missing)
     assert any("auxiliary phase" in line for line in comments)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_arguments_are_plain_data(framework: str) -> None:
+    for config in (SMALL, ppg_ewma(), ppo(schedule="linear")):
+        arguments = translate(config, framework).arguments
+        assert json.loads(json.dumps(arguments)) == arguments
+
+
+def test_batches_are_those_of_each_framework() -> None:
+    # 4 environments x 256 steps = 1,024 samples an iteration; 8 minibatches of 128
+    sb3, cleanrl, rllib, trl = (translate(SMALL, name).arguments for name in ("sb3", "cleanrl", "rllib", "trl"))
+    assert sb3["n_envs"] * sb3["n_steps"] == 8 * sb3["batch_size"] == 1024  # type: ignore[operator]
+    assert cleanrl["num-envs"] * cleanrl["num-steps"] // cleanrl["num-minibatches"] == 128  # type: ignore[operator]
+    runners = rllib["num_env_runners"] * rllib["num_envs_per_env_runner"]  # type: ignore[operator]
+    assert runners * rllib["rollout_fragment_length"] == rllib["train_batch_size_per_learner"] == 1024
+    assert rllib["minibatch_size"] == 128
+    assert trl["steps_per_generation"] == "8 * GRADIENT_ACCUMULATION_STEPS"
+
+
+def test_value_coefficients_mean_the_same() -> None:
+    # ours: 0.5 mean((v - target)^2); CleanRL's ppo.py halves the squared error itself, the others do not
+    found = [translate(SMALL, name).arguments for name in ("sb3", "cleanrl", "rllib")]
+    assert [found[0]["vf_coef"], found[1]["vf-coef"], found[2]["vf_loss_coeff"]] == [0.5, 1.0, 0.5]
+
+
+def test_sgd_is_not_sold_as_adam() -> None:
+    config = ppo(optimizer_kind="sgd", sgd_momentum=0.9)
+    kind = translate(config, "sb3").arguments["policy_kwargs"]
+    assert kind == {"optimizer_class": "torch.optim.SGD", "optimizer_kwargs": {"momentum": 0.9}}
+    assert translate(config, "trl").arguments["optim"] == "sgd"
+    for framework in ("cleanrl", "rllib", "trl"):
+        text = str(translate(config, framework))
+        assert "momentum 0.9" in text
+        assert "betas" not in text and "adam" not in text
+
+
+def test_schedules() -> None:
+    config = ppo(schedule="linear", total_env_steps=1000, step_size=0.25)
+    assert "learning_rate=lambda left: left * 0.25," in str(translate(config, "sb3"))
+    assert "--anneal-lr" in str(translate(config, "cleanrl"))
+    assert translate(config, "rllib").arguments["lr"] == [[0, 0.25], [1000, 0.0]]
+    assert translate(config, "trl").arguments["lr_scheduler_type"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework", "words"),
+    [
+        ({"value_epochs": 9}, "sb3", "optimizer.value_epochs 9"),
+        ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "cleanrl", "rollout.source delayed"),
+        ({"advantage.normalize": False}, "rllib", "advantage.normalize false"),
+        ({"objective": "kl"}, "sb3", "clip_range limits the policy instead"),
+        ({"objective": "kl"}, "rllib", "kl_target"),
+        ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
+        ({}, "trl", "policy.entropy_coefficient 0.01"),
+        ({}, "rllib", "one learner"),
+    ],
+)
+def test_what_has_no_counterpart(changes: dict[str, Any], framework: str, words: str) -> None:
+    assert any(words in sentence for sentence in translate(ppo(**changes), framework).missing)
+
+
+def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:
+    assert "kl_target" not in str(translate(ppo(), "rllib"))
+    assert "kl_coefficient" not in str(translate(ppo(), "sb3"))
 
 
 @pytest.mark.parametrize("framework", ["sb3", "rllib", "trl"])

@@ -97,14 +97,59 @@ def test_without_signal_there_is_no_number_or_a_large_one() -> None:
     problem.gradient.zero_()
     for _ in range(400):
         problem.step(estimate, 8)
-    for value in estimate.result().values():
-        assert math.isnan(value) or value > 500
+    seen = estimate.result()
+    for kind in ("noise_scale", "noise_scale_adam"):
+        assert math.isnan(seen[kind]) or seen[kind] > 500
+    assert abs(seen["gradient_correlation"]) < 0.01
 
 
 def test_columns_are_there_from_the_start() -> None:
     assert all(math.isnan(x) for x in NoiseScale(8, adam=True).result().values())
-    assert list(NoiseScale(8, adam=True).result()) == ["noise_scale", "noise_scale_adam"]
-    assert list(NoiseScale(8, adam=False).result()) == ["noise_scale"]
+    assert list(NoiseScale(8, adam=True).result()) == ["noise_scale", "noise_scale_adam", "gradient_correlation"]
+    assert list(NoiseScale(8, adam=False).result()) == ["noise_scale", "gradient_correlation"]
+
+
+def test_successive_gradients_correlate_by_the_signal_s_share() -> None:
+    problem, estimate = Problem(30.0, SGD), NoiseScale(8, adam=False)
+    for _ in range(8 * 100):
+        problem.step(estimate, 16)
+    # weights stand still, so the correlation is |G|^2 / (|G|^2 + tr(Sigma)/B)
+    share = 1 / (1 + problem.simple() / 16)
+    assert 0.2 < share < 0.5
+    assert estimate.result()["gradient_correlation"] == pytest.approx(share, rel=0.03)
+
+
+@pytest.mark.parametrize("overshoot", [0.3, 1.0, 1.5])
+def test_swinging_about_a_minimum_shows_in_the_correlation(overshoot: float) -> None:
+    """SGD at rest on x^2/2 with step size a: successive gradients correlate by -a/2, and |G|^2 / (tr(Sigma)/B) is
+    a/(2 - a), so that (1 - |r|)/|r| = (2 - a)/a is the noise scale in batches."""
+    generator, estimate = torch.Generator().manual_seed(0), NoiseScale(8, adam=False)
+    parameter = nn.Parameter(torch.zeros(DIMENSIONS))
+    optimizer = SGD([parameter], lr=overshoot)
+    signal = []
+    for step in range(8 * 60):
+        signal.append(float(parameter.detach().square().mean()))
+        parameter.grad = parameter.detach() + torch.randn(DIMENSIONS, generator=generator)
+        estimate.add([parameter], optimizer, 1)
+        optimizer.step()
+        assert step < 8 or estimate.result()["gradient_correlation"] < 0
+    seen = estimate.result()
+    assert seen["gradient_correlation"] == pytest.approx(-overshoot / 2, rel=0.05)
+    assert math.isnan(seen["noise_scale"])  # the mean over a window is nearly 0
+    assert sum(signal[100:]) / len(signal[100:]) == pytest.approx(overshoot / (2 - overshoot), rel=0.05)
+
+
+def test_one_window_of_long_gradients_does_not_outweigh_the_rest() -> None:
+    problem, estimate = Problem(3.0, SGD), NoiseScale(8, adam=False)
+    noise = torch.randn(DIMENSIONS, generator=problem.generator) * 1e4
+    for step in range(8 * 40):
+        if step < 8:
+            for parameter, piece in zip(problem.parameters, (noise * (-1) ** step).split(DIMENSIONS // 2), strict=True):
+                parameter.grad = piece.view_as(parameter)
+            estimate.add(problem.parameters, problem.optimizer, 16)
+        else:
+            problem.step(estimate, 16)
+    assert estimate.result()["noise_scale"] == pytest.approx(problem.simple(), rel=0.1)
 
 
 def test_parameters_without_gradient_are_left_out() -> None:
@@ -197,5 +242,5 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     assert "noise_scale" in state["state"]
     resume(tmp_path / "parts", total_env_steps=640, quiet=True)
     whole, parts = (read_progress(tmp_path / name / "progress.csv") for name in ("whole", "parts"))
-    for name in ("noise_scale", "noise_scale_adam"):
+    for name in ("noise_scale", "noise_scale_adam", "gradient_correlation"):
         assert [x for x in whole[name] if x == x] == [x for x in parts[name] if x == x]

@@ -24,7 +24,7 @@ def after(changes: list[Change]) -> dict[str, Any]:
 
 
 def aux_samples(config: TrainConfig) -> float:
-    return config.iteration_batch * config.aux.policy_iterations / config.aux.minibatches / config.workers
+    return config.iteration_batch * config.aux.policy_iterations / config.aux.minibatches_per_epoch / config.workers
 
 
 # ---------------------------------------------------------------- scale
@@ -39,7 +39,7 @@ def test_the_smallest_batch_of_the_paper() -> None:
     assert config.policy.center_of_mass == 2048
     assert config.advantage.span == 256
     assert config.aux.policy_iterations == 8192
-    assert config.aux.minibatches == 2048
+    assert config.aux.minibatches_per_epoch == 2048
     assert config.aux.step_size == pytest.approx(2.5e-4)
     assert config.optimization_batch == 32
     assert {change.field for change in changes} == {
@@ -64,7 +64,7 @@ def test_workers_go_first_and_the_auxiliary_phase_follows_them_alone(
 ) -> None:
     config, _ = scaling.scale(ppg_ewma(), c)
     assert config.workers == workers
-    assert config.aux.minibatches == aux_minibatches
+    assert config.aux.minibatches_per_epoch == aux_minibatches
     assert config.aux.step_size == pytest.approx(aux_step_size)
     assert aux_samples(config) == 1024  # per worker and gradient step
     assert config.iteration_batch * config.aux.policy_iterations == 32 * 65536
@@ -75,7 +75,7 @@ def test_what_does_not_change() -> None:
     before = ppg_ewma()
     config, changes = scaling.scale(before, 16)
     restored = override(config, {change.field: change.before for change in changes})
-    assert restored == before
+    assert restored == override(before, {"aux.minibatches": 512})
     assert config.optimizer.adam_betas == before.optimizer.adam_betas  # "omitted in most of our experiments"
 
 
@@ -121,10 +121,29 @@ def test_ablations_are_arguments(rules: dict[str, Any], expected: tuple[Any, ...
     assert aux_samples(config) == 1024
 
 
+def test_auxiliary_minibatches_follow_n_pi_unless_a_rule_says_how_many() -> None:
+    assert ppg_ewma(policy_iterations=4).aux.minibatches_per_epoch == 64
+    assert ppg_ewma(policy_iterations=4, aux_minibatches=7).aux.minibatches_per_epoch == 7
+    # 4 times fewer samples an iteration and as many workers: N_pi x 4, but the minibatches stay as they are
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=64, minibatches=2, workers=4)
+    assert "aux.minibatches" not in after(changes)
+    assert (config.aux.policy_iterations, config.aux.minibatches_per_epoch) == (128, 512)
+    by_hand: dict[str, Any] = {"aux.policy_iterations": 32}
+    config, _ = scaling.rescale(ppg_ewma(), num_envs=64, workers=4, yours=by_hand)
+    assert aux_samples(config) == 1024
+
+
+def test_the_auxiliary_rule_can_be_switched_off() -> None:
+    config, changes = scaling.scale(ppg_ewma(), 16, auxiliary=False)
+    assert (config.aux.minibatches, config.aux.step_size) == (512, 5e-4)
+    assert set(after(scaling.scale(ppg_ewma(), 16)[1])) - set(after(changes)) == {"aux.minibatches", "aux.step_size"}
+    validate(config)
+
+
 def test_without_the_rule_for_phases_the_auxiliary_minibatches_shrink_with_the_phase() -> None:
     config, _ = scaling.scale(ppg_ewma(), 256, policy_iterations=False)
     assert config.aux.policy_iterations == 32
-    assert config.aux.minibatches == 8  # 8,192 samples in pieces of 1,024
+    assert config.aux.minibatches_per_epoch == 8  # 8,192 samples in pieces of 1,024
 
 
 @pytest.mark.parametrize(("step", "divisor"), [("sqrt", 16), ("linear", 16), ("none", 1)])
@@ -354,6 +373,17 @@ def test_rounded_phases_are_reported() -> None:
     assert config.aux.policy_iterations == 1  # the rule gives 1.37
     assert "phase_batch" in checks(config, ppg_ewma())
     assert "phase_batch" not in checks(scaling.rescale(ppg_ewma(), num_envs=100)[0], ppg_ewma())  # 82 for 81.92
+
+
+def test_larger_iterations_of_stale_data_are_reported() -> None:
+    source = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
+    config = ppg_ewma(**source)
+    larger, _ = scaling.scale(config, 1 / 2)
+    (finding,) = [x for x in validity(larger, config) if x.check == "staleness"]
+    assert "393,216 environment steps ago instead of 196,608" in finding.seen  # 3 x 2 x 65,536
+    assert "staleness" not in checks(scaling.scale(config, 2)[0], config)
+    assert "staleness" not in checks(scaling.rescale(config, minibatches=32)[0], config)
+    assert "staleness" not in checks(scaling.scale(ppg_ewma(), 1 / 2)[0], ppg_ewma())
 
 
 def test_gae_horizon() -> None:
