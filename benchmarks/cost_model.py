@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +26,12 @@ from torch import nn
 from anybatch.config import TrainConfig
 from anybatch.observations import Observation, leaves
 from anybatch.parts import Parts, build
-from anybatch.policy_phase import policy_phase
-from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
-from anybatch.training import estimate_advantages
+from anybatch.presets import PRESETS
+from bench_common import one_phase
 
 N_PI = 1
 # forward-only and forward-backward passes of all networks for an environment step, of which networks, and the paper's
 # numbers: the computed and the measured increase by the EWMA
-PRESETS: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}
 PAPER_COUNTS = {"ppo": (1, 3), "ppo-ewma": (4, 3), "ppg": (2, 14), "ppg-ewma": (3, 14)}
 PAPER_INCREASE = {"ppo": (0.30, 0.19), "ppg": (0.023, 0.03)}
 
@@ -64,21 +61,6 @@ def config_for(name: str, arguments: argparse.Namespace) -> TrainConfig:
         "optimizer.minibatches": 8,
     }
     return PRESETS[name](arguments.env, **changes)
-
-
-def one_phase(parts: Parts) -> None:
-    """N_pi iterations and, for PPG, the auxiliary phase, as the training loop does them but without its logs."""
-    for _ in range(N_PI):
-        rollout = parts.source.next(0)
-        normalizer = parts.reward_normalizer
-        reward = normalizer(rollout.reward, rollout.first) if normalizer else rollout.reward
-        batch, _ = estimate_advantages(rollout, reward, parts.learner.config, parts.advantage_normalizer)
-        policy_phase(batch, parts.learner)
-        if parts.auxiliary:
-            parts.auxiliary.after_iteration(batch)
-    if parts.auxiliary:
-        for _ in parts.auxiliary.gradient_steps(0.0):
-            pass
 
 
 def encoders(parts: Parts) -> list[nn.Module]:

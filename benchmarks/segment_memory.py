@@ -51,8 +51,8 @@ def measure(kind: str, gigabytes: float, passes: int, folder: Path) -> dict[str,
     largest = 0
     for _ in range(passes):
         for share in deal(segments * num_envs, segments, generator):  # num_envs trajectories, as at full size
-            minibatch = store.minibatch(share, steps)
-            largest = max(largest, minibatch.observation.nbytes)
+            # as in the auxiliary phase, a minibatch is gone before the next one is read
+            largest = max(largest, store.minibatch(share, steps).observation.nbytes)
     read = time.perf_counter() - reading
     total = layout.total_bytes / 1e6
     store.discard()

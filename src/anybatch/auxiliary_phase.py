@@ -8,20 +8,21 @@ with it: what follows is sampled, and so given new targets, by the networks that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anybatch.config import OptimizerConfig
-from anybatch.distributed import mean_gradients_
+from anybatch.distributed import check_alone, mean_gradients_, mean_over_workers
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, auxiliary_time_chunks, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
 from anybatch.optimizers import make_optimizer, step_size
 from anybatch.policy_phase import Learner
+from anybatch.prefetch import read_ahead
 from anybatch.segments import AuxiliaryMinibatch, SegmentStore
 
 _COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
@@ -54,7 +55,10 @@ class AuxiliaryPhase:
         self._optimizer_config = OptimizerConfig(step_size=config.aux.step_size, schedule=config.optimizer.schedule)
         self.optimizer = make_optimizer(self._parameters, self._optimizer_config)
         layout = store.layout
-        self._chunks = auxiliary_time_chunks(layout.segments, layout.num_envs, layout.steps, config.aux.minibatches)
+        self._chunks = auxiliary_time_chunks(
+            layout.segments, layout.num_envs, layout.steps, config.aux.minibatches_per_epoch
+        )
+        self._share = layout.num_envs / learner.config.env.num_envs  # this worker's part of each minibatch
         self._steps = 0  # gradient steps done in this auxiliary phase
         self._has_old_params = False
         self._epoch_start: Tensor | None = None  # the generator before the order of the running epoch was drawn
@@ -66,6 +70,16 @@ class AuxiliaryPhase:
     def due(self) -> bool:
         """Whether the policy phase is complete, so that :meth:`gradient_steps` has something to do."""
         return self.store.full
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps of an auxiliary phase."""
+        return self._config.epochs * self._config.minibatches_per_epoch
+
+    @property
+    def steps_done(self) -> int:
+        """How many of them this phase has done."""
+        return self._steps
 
     def after_iteration(self, batch: Batch) -> None:
         """Keep an iteration's observations and value targets; called after every policy phase iteration.
@@ -94,12 +108,13 @@ class AuxiliaryPhase:
         if not self._has_old_params:
             self._compute_old_params()
         self._clear_gradients()  # nothing of the policy phase may enter the first step
-        per_epoch = self._config.minibatches
-        while self._steps < self._config.epochs * per_epoch:
+        per_epoch = self._config.minibatches_per_epoch
+        while self._steps < self.steps:
             self._epoch_start = self._shuffle.get_state()
             pieces = self.store.layout.segments * self.store.layout.num_envs * self._chunks
-            for share in deal(pieces, per_epoch, self._shuffle)[self._steps % per_epoch :]:
-                self._gradient_step(self.store.minibatch(share, self.store.layout.steps // self._chunks))
+            shares = deal(pieces, per_epoch, self._shuffle)[self._steps % per_epoch :]
+            for minibatch in self._minibatches(shares):
+                self._gradient_step(minibatch)
                 self._steps += 1
                 yield
         self._end()
@@ -118,21 +133,27 @@ class AuxiliaryPhase:
         learner = self._learner
         with torch.no_grad():
             for samples in equal_cuts(self.store.samples, learner.micro_batch):
-                learner.interrupts.check()
+                check_alone(learner.interrupts)
                 observation = map_observation(self._to_device, self.store.observation(samples))
                 self.store.write_old_params(samples.start, learner.agent.policy(observation))
         self._has_old_params = True
 
+    def _minibatches(self, shares: Sequence[Tensor]) -> Iterator[AuxiliaryMinibatch]:
+        length = self.store.layout.steps // self._chunks
+        if self._device.type != "cuda":  # where reading would take the cores, and memory, that computing needs
+            return (self.store.minibatch(share, length) for share in shares)
+        return read_ahead(lambda share: self.store.minibatch(share, length).pin_memory(), shares)
+
     def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
         for piece in minibatch.pieces(self._learner.micro_batch):  # bounds memory; the gradients add up
-            self._learner.interrupts.check()
+            check_alone(self._learner.interrupts)
             share = len(piece) / len(minibatch)
             loss, seen = self._loss(piece.to(self._device))
             if not bool(torch.isfinite(loss)):
                 raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
             (loss * share).backward()
             self._sums += seen.double().cpu() * share
-        mean_gradients_(self._parameters)
+        mean_gradients_(self._parameters, self._share, self._learner.interrupts)
         self.optimizer.step()
         self._clear_gradients()  # and nothing of this step may enter the next, or the policy phase
         self._total_steps += 1
@@ -149,7 +170,8 @@ class AuxiliaryPhase:
             return loss, torch.stack([*errors, kl.mean()])
 
     def _end(self) -> None:
-        self._finished = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
+        own = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
+        self._finished = mean_over_workers(own, self._share)
         self._begin_policy_phase()
 
     def _begin_policy_phase(self) -> None:
@@ -172,7 +194,7 @@ class AuxiliaryPhase:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
         # in the middle of an epoch, its order is drawn again and what is done of it left out
-        in_epoch = self._epoch_start is not None and self._steps % self._config.minibatches
+        in_epoch = self._epoch_start is not None and self._steps % self._config.minibatches_per_epoch
         return {
             "optimizer": self.optimizer.state_dict(),
             "shuffle": self._epoch_start if in_epoch else self._shuffle.get_state(),

@@ -34,6 +34,9 @@ class SegmentArray(Protocol):
     def close(self) -> None:
         """Give back what was opened."""
 
+    def abandon(self) -> None:
+        """The same, and remove what was made for it."""
+
 
 class RamArray:
     """In memory, which grows as samples are written."""
@@ -60,6 +63,9 @@ class RamArray:
     def close(self) -> None:
         """Nothing to do."""
 
+    def abandon(self) -> None:
+        """Nothing to do."""
+
 
 class DiskArray:
     """In a file of exactly the size needed, whose space is reserved when it is made."""
@@ -74,14 +80,14 @@ class DiskArray:
         self._sample_bytes = dtype.itemsize * math.prod(shape)
         size = count * self._sample_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "r+b" if path.exists() else "w+b", buffering=0)  # noqa: SIM115
+        self._made = None if path.exists() else path  # what an interrupted run has left is not ours to remove
+        self._file = open(path, "w+b" if self._made else "r+b", buffering=0)  # noqa: SIM115
         try:
             self._file.truncate(size)
             if size and hasattr(os, "posix_fallocate"):  # else the disk could fill up in the middle of a phase
                 os.posix_fallocate(self._file.fileno(), 0, size)
         except BaseException:
-            self._file.close()
-            path.unlink()
+            self.abandon()
             raise
 
     def write(self, start: int, samples: Tensor) -> None:
@@ -121,3 +127,9 @@ class DiskArray:
     def close(self) -> None:
         """Close the file; it stays."""
         self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, and remove it unless it was there before."""
+        self.close()
+        if self._made:
+            self._made.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.distributed import rank, world_size
+from anybatch.distributed import is_main, rank, workers_here, world_size
 from anybatch.errors import ConfigError
 from anybatch.memory import free_memory
 from anybatch.minibatches import equal_cuts
@@ -31,7 +31,9 @@ class AuxiliaryMinibatch:
     """B samples of a phase."""
 
     observation: Observation
+    """(B, ...), or such a tensor for every key."""
     value_target: Tensor
+    """(B,) targets of the policy phase."""
     old_params: Tensor
     """(B, P) raw distribution parameters of the policy as it was when the auxiliary phase began."""
 
@@ -47,6 +49,10 @@ class AuxiliaryMinibatch:
     def to(self, device: torch.device) -> AuxiliaryMinibatch:
         """The same samples on a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> AuxiliaryMinibatch:
+        """A copy in memory that a GPU copies from by itself."""
+        return self._map(torch.Tensor.pin_memory)
 
     def _map(self, function: Callable[..., Tensor]) -> AuxiliaryMinibatch:
         observation: Observation = map_observation(function, self.observation)
@@ -69,7 +75,7 @@ class SegmentStore:
         """
         self.layout = layout
         self.folder = folder
-        self.need = layout.total_bytes * world_size()
+        self.need = layout.total_bytes * workers_here()
         disk = 0 if folder is None else free_disk(folder)
         self.kind = choose_storage(wanted, self.need, free_ram=free_memory(), free_disk=disk)
         self.count = 0
@@ -91,7 +97,7 @@ class SegmentStore:
         """Where the segments are, and how much room they take, for the user."""
         if self.kind == "disk":
             return f"{gigabytes(self.need)} of observations: on disk in {self.folder}"
-        anew = "" if self._in_checkpoint else ", which a resumed run would have to collect anew"
+        anew = "" if self._in_checkpoint else ", which a resumed run would have to collect anew (not with storage disk)"
         return f"{gigabytes(self.need)} of observations: in memory{anew}"
 
     def open(self) -> None:
@@ -189,8 +195,8 @@ class SegmentStore:
 
     @property
     def _in_checkpoint(self) -> bool:
-        # a checkpoint is written by one worker, which does not have what the others sampled
-        return self.layout.total_bytes <= IN_CHECKPOINT and world_size() == 1
+        # it has the segments of all workers
+        return self.layout.total_bytes * world_size() <= IN_CHECKPOINT
 
     def _files_are_intact(self) -> bool:
         if self.kind != "disk":
@@ -207,7 +213,15 @@ class SegmentStore:
     @cached_property
     def _arrays(self) -> dict[str, SegmentArray]:
         count = self.layout.segments * self.layout.segment_samples
-        return {name: self._array(name, count, *entry) for name, entry in self.layout.arrays.items()}
+        arrays: dict[str, SegmentArray] = {}
+        try:
+            for name, entry in self.layout.arrays.items():
+                arrays[name] = self._array(name, count, *entry)
+        except ConfigError:  # the disk has room for some of them
+            for array in arrays.values():
+                array.abandon()
+            raise
+        return arrays
 
     @cached_property
     def _number(self) -> SegmentArray:
@@ -228,7 +242,9 @@ class SegmentStore:
 
 def _remove_files(folder: Path | None) -> None:
     if folder is not None and folder.is_dir():
-        for path in folder.glob(f"worker{rank()}-*.segments"):
-            path.unlink(missing_ok=True)
+        for path in folder.glob("worker*.segments"):
+            number = int(path.name.removeprefix("worker").split("-")[0])
+            if number == rank() or (is_main() and number >= world_size()):  # there may have been more workers before
+                path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another worker's files are still there
             folder.rmdir()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,6 +26,7 @@ from anybatch.objectives import auxiliary_loss
 from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppg, ppg_ewma
+from anybatch.run import Run
 from anybatch.segments import AuxiliaryMinibatch
 from anybatch.training import estimate_advantages, train
 from anybatch.validation import validate
@@ -395,7 +398,7 @@ def test_the_ewma_starts_again_after_every_phase(make_due: MakeDue, monkeypatch:
         assert len(resets) == 0, steps
     assert len(resets) == 1
     assert not any(moved(weights(average), policy))  # after: theta itself, and w = 1
-    assert int(proximal._average.n_averaged) == 1  # type: ignore[attr-defined]
+    assert proximal._terms == 1  # type: ignore[attr-defined]
     start = weights(policy)
     proximal.after_gradient_step()
     assert not any(moved(start, average))
@@ -461,6 +464,17 @@ def test_minibatches_that_cannot_be_shared_out() -> None:
     small(**{"aux.minibatches": 3, "aux.epochs": 0})
 
 
+def test_the_progress_of_a_phase_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(Run, "note", lambda self, text: shown.append(text))
+    train(small(total_env_steps=(N_PI + 1) * ENVS * STEPS), tmp_path / "run", quiet=True)
+    phase = EPOCHS * MINIBATCHES
+    assert shown == [
+        "auxiliary phase: outputs of the old policy",
+        *(f"auxiliary phase: gradient step {i} of {phase}" for i in range(1, phase + 1)),
+    ]
+
+
 def test_what_is_needed_is_said_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(small(**{"aux.storage": "disk"}), tmp_path / "run", quiet=True)
     said = capsys.readouterr().err
@@ -468,6 +482,22 @@ def test_what_is_needed_is_said_before_the_run(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "run" / "segments").exists()
     train(small(total_env_steps=N_PI * ENVS * STEPS), tmp_path / "short", quiet=True)
     assert "no auxiliary phase will run: the first one comes after 64 environment steps" in capsys.readouterr().err
+
+
+def test_a_run_that_finds_no_room_at_its_start_can_be_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    config, out = small(**{"aux.storage": "disk"}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full, raising=False)
+        with pytest.raises(ConfigError, match=r"set aux\.storage ram"):
+            train(config, out, quiet=True)
+    train(override(config, {"aux.storage": "ram"}), out, quiet=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(config, out, quiet=True)
 
 
 def test_a_run_that_fits_nowhere_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

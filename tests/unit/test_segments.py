@@ -268,6 +268,37 @@ def test_a_disk_that_fills_up_before_the_run_starts(tmp_path: Path, monkeypatch:
     assert list((tmp_path / "segments").iterdir()) == []
 
 
+def test_a_disk_that_has_room_for_some_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "posix_fallocate"):
+        pytest.skip("this system cannot reserve space")
+    reserve, calls = os.posix_fallocate, [0]
+
+    def nearly_full(*arguments: int) -> None:
+        calls[0] += 1
+        if calls[0] % 2 == 0:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        reserve(*arguments)
+
+    folder = tmp_path / "segments"
+    monkeypatch.setattr(os, "posix_fallocate", nearly_full)
+    with pytest.raises(ConfigError, match="quota exceeded"):
+        store_of("disk", tmp_path)
+    assert list(folder.iterdir()) == []
+    # what an interrupted run has left stays
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    store = store_of("disk", tmp_path)
+    fill(store, 1)
+    state = store.state_dict(old_params=False)
+    store.close()
+    monkeypatch.setattr(os, "posix_fallocate", nearly_full)
+    with pytest.raises(ConfigError, match="quota exceeded"):
+        store_of("disk", tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    again = store_of("disk", tmp_path)
+    assert again.load_state_dict(state)
+    again.close()
+
+
 # ---------------------------------------------------------------- arrays
 
 
