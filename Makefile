@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports check golden lock clean
+.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 demo: $(VENV)/.installed-demo ## train PPO-EWMA on a Procgen game for about two minutes; curve, returns and folder at the end
 	@$(BIN)/python -m anybatch.demo
@@ -35,10 +35,27 @@ types: $(VENV)/.installed-dev ## mypy, strict on the pure modules
 imports: $(VENV)/.installed-dev ## import-linter: imports point one way
 	@$(BIN)/lint-imports
 
-check: test lint types imports ## all of it
+docs: $(VENV)/.installed-dev ## build the documentation site into site/, strictly
+	@$(BIN)/zensical build --strict --clean
+
+notebook: $(VENV)/.installed-dev ## run the notebook from top to bottom
+	@$(BIN)/python -m pytest --nbmake notebooks -p no:xdist -q
+
+check: test lint types imports docs ## all of it
 
 golden: $(VENV)/.installed-dev ## refresh the golden files (look at the difference before committing it)
 	@$(BIN)/python -m pytest tests/golden --refresh-golden
+
+bench: $(VENV)/.installed-dev ## speed of all four algorithms beside what the network allows, in under ten minutes (idle machine)
+	@$(BIN)/python benchmarks/bench.py $(ARGS)
+
+bench-small: $(VENV)/.installed-dev ## speed with 256 to 1 environments
+	@$(BIN)/python benchmarks/bench_small.py $(ARGS)
+
+bench-micro: $(VENV)/.installed-dev ## GAE, minibatches, EWMA, objectives, sampling, beside the stored baseline
+	@set -e; file=$$(mktemp); trap 'rm -f "$$file"' EXIT; \
+	$(BIN)/python -m pytest benchmarks/micro -q -p no:xdist --benchmark-enable --benchmark-json "$$file" --benchmark-columns min,median,rounds; \
+	$(BIN)/python benchmarks/micro/compare.py "$$file" $(ARGS)
 
 # A venv that is there but broken (an interrupted first run, a Python that was removed) is made again.
 define make_venv
@@ -65,7 +82,7 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(make_venv)
-	$(call pip_install,procgen$(,)plot$(,)video$(,)dev)
+	$(call pip_install,procgen$(,)plot$(,)video$(,)ray$(,)sb3$(,)trl$(,)torchrl$(,)docs$(,)dev)
 	@touch $(VENV)/.installed-demo
 
 # A literal comma for $(call).
@@ -75,12 +92,12 @@ lock: ## newest releases into constraints.txt (make lock TORCH=2.14.0 for anothe
 	@[ -n "$(PYTHON)" ] || { echo "anybatch needs Python 3.11, 3.12 or 3.13, and none was found on PATH." >&2; exit 2; }
 	@rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --upgrade setuptools torch==$(TORCH)
-	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation -e '.[procgen,plot,video,dev]'
+	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation -e '.[procgen,plot,video,ray,sb3,trl,torchrl,docs,dev]'
 	@sed -n '/^#/p' constraints.txt > constraints.new
 	@.venv-lock/bin/python -m pip --disable-pip-version-check freeze --all --exclude-editable \
 	    | grep -vE '^(pip|wheel|anybatch)( |=)' | sed 's/+cpu$$//' | LC_ALL=C sort -f >> constraints.new
 	@mv constraints.new constraints.txt && rm -rf .venv-lock
 
 clean: ## remove the venv and what the tools wrote; runs stay
-	@rm -rf $(VENV) .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	@rm -rf $(VENV) .venv-lock .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .cache site build dist src/*.egg-info
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """Wall-clock time of asynchronous training against training in turns, with the limit max(sampling, learning) beside it.
 
-    export OMP_NUM_THREADS=1
-    python benchmarks/async_speed.py --env envpool:Humanoid-v4 --num-envs 64 --steps 32 --width 512 --epochs 5
+    python benchmarks/async_speed.py --env envpool:Humanoid-v4 --num-envs 64 --steps 32 --width 512 --epochs 5 \\
+        --out results/async-speed/humanoid.json          # sampling and learning take about as long as each other
     python benchmarks/async_speed.py --env procgen:starpilot-easy     # learning takes longer than sampling
     python benchmarks/async_speed.py --env gym:CartPole-v1 --num-envs 32 --width 256   # holds Python's lock
 
@@ -9,27 +9,34 @@ Training in turns takes sampling + learning per iteration; sampling beside learn
 the two, so the comparison means something where both take about as long: choose --width and --epochs accordingly. Both
 runs have the same bound on the age of their data: in turns it comes from a delay of as many iterations. One thread of
 PyTorch each for the sampler and the learner, on two cores. Rounds of the two kinds take turns, so that a change in the
-machine's load meets both; medians are reported. The bar is 85% of the limit.
+machine's load meets both; medians are reported. The bar is 85% of the limit. ``--out`` writes them to a JSON file, and
+table.md beside it from all JSON files there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
 import torch
 
+from anybatch.atomic import write_text
 from anybatch.config import TrainConfig
 from anybatch.config_io import override
 from anybatch.memory import keep_freed_memory
 from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
+from anybatch.reproduce.tables import markdown
 from anybatch.training import estimate_advantages
 
 BAR = 0.85
@@ -122,7 +129,7 @@ def main() -> None:
     parser.add_argument("--max-lag", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="JSON file for the medians")
+    parser.add_argument("--out", type=Path, help="JSON file for the medians, and table.md beside it")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -133,9 +140,46 @@ def main() -> None:
         f"asynchronous: {fraction:.0%} of the limit (bar {BAR:.0%}), {medians['speedup']:.2f} times as fast as in turns"
     )
     if arguments.out:
-        settings = {name: value for name, value in vars(arguments).items() if name != "out"}
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"settings": settings, "seconds_per_iteration": medians}, indent=1) + "\n")
+        write(arguments, medians)
+        print(write_table(arguments.out.parent))
+
+
+def write(arguments: argparse.Namespace, medians: dict[str, float]) -> None:
+    machine = {"cpu": cpu(), "cores": os.cpu_count(), "torch": torch.__version__, "load": os.getloadavg()[0]}
+    settings = {name: value for name, value in vars(arguments).items() if name != "out"}
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine, "settings": settings, "medians": medians}
+    write_text(arguments.out, json.dumps(content, indent=1) + "\n")
+
+
+def write_table(folder: Path) -> str:
+    """table.md, from all JSON files in the folder."""
+    header = ["environment, network", "sampling", "learning", "in turns", "asynchronous", "of the limit", "speed-up"]
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        settings, medians = content["settings"], content["medians"]
+        network = f"2 x {settings['width']}" if settings["width"] else "its own encoder"
+        rows.append(
+            [
+                f"{settings['env']} x {settings['num_envs']}, {network}, E = {settings['epochs']}",
+                *(f"{medians[name]:.3f} s" for name in ("sampling", "learning", "in_turns", "asynchronous")),
+                f"{medians['fraction_of_limit']:.0%}",
+                f"{medians['speedup']:.2f}",
+            ]
+        )
+    table = markdown(header, rows)
+    write_text(folder / "table.md", table + "\n")
+    return table
+
+
+def cpu() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

@@ -1,177 +1,310 @@
 """Return against the age of the data: figure 1's three variants and PPO-EWMA, on small tasks (section 5.1).
 
-    OMP_NUM_THREADS=1 python benchmarks/staleness.py run --tasks cartpole acrobot --lags 0 1 2 4 8 --seeds 0 1 2 3 4
-    OMP_NUM_THREADS=1 python benchmarks/staleness.py run --source asynchronous --lags 1 4     # for real, same schedule
-    python benchmarks/staleness.py draw
+    python benchmarks/staleness.py run                    # goes on where it stopped; ten minutes on an idle core
+    python benchmarks/staleness.py draw                   # scores.csv.gz, return.png and scores.md in results/staleness
+    python benchmarks/staleness.py draw tuning            # step sizes compared, on seeds that are used for nothing else
+    python benchmarks/staleness.py draw own-step-size     # the largest delay with each variant's own best step size
+    python benchmarks/staleness.py run --seeds 2 --delays 0 2 --env-steps 20000 --runs /tmp/runs      # a quick look
 
-``run`` goes on where it was interrupted and trains what is missing. The score of a run is the mean return over its
-environment steps, so that both the speed of learning and where it ends count. ``draw`` writes scores.csv and return.png
-to results/staleness.
+Runs of one task and delay are trained together, as a stack (:mod:`anybatch.reproduce.vectorized`). The delay is the
+artificial one; asynchronous sampling with a deterministic schedule of the same lag gives the same bits.
+
+The score of a run is the mean return of the episodes that end in the last tenth of its environment steps, normalised by
+the range in ``TASKS``.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import statistics
-from collections import defaultdict
-from collections.abc import Iterator
+import gzip
+import io
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 import torch
 
+from anybatch.atomic import write_bytes, write_text
 from anybatch.config import TrainConfig
 from anybatch.config_io import override
-from anybatch.logs import read_progress
-from anybatch.plots import PALETTE, figure
+from anybatch.plots import BLUE, GREEN, ORANGE, VERMILION, figure
 from anybatch.presets import ppo
-from anybatch.training import resume, train
+from anybatch.reproduce import van_elteren
+from anybatch.reproduce.statistics import band, normalized
+from anybatch.reproduce.tables import markdown
+from anybatch.reproduce.vectorized import RunResult, launch
 
 ROOT = Path(__file__).parent.parent
-VARIANTS: dict[str, dict[str, Any]] = {
-    "a": {"proximal": "recent", "importance": "proximal"},
-    "b": {"proximal": "recent", "importance": "behavior"},
-    "c": {"proximal": "behavior", "importance": "behavior"},
-    "ewma": {"proximal": "ewma", "importance": "behavior"},
+DEFAULTS = {"delays": ([0, 1, 2, 4, 8, 16], 8), "tuning": ([0, 16], 4), "own-step-size": ([16], 8)}
+"""Delays and number of seeds."""
+FIRST_SEED, FIRST_TUNING_SEED = 70_000, 100
+TUNING_FACTORS = (0.5, 1.0, 2.0, 4.0)
+LAST_SHARE = 0.1
+FIELDS = ("task", "variant", "delay", "step_size", "seed", "return", "score")
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, what was tuned for it without delay, and the returns that count as 0 and 1."""
+
+    env: str
+    step_size: float
+    clip: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A choice of the two policies."""
+
+    label: str
+    proximal: str
+    importance: str
+    colour: str
+    line: str
+
+
+TASKS = {
+    "catch": Task("envpool:Catch-v0", 1e-3, 0.1, -0.6, 1.0),
+    "acrobot": Task("envpool:Acrobot-v1", 5e-4, 0.2, -500.0, -80.0),
 }
-LABELS = {
-    "a": "recent for both: figure 1(a)",
-    "b": "decoupled: figure 1(b)",
-    "c": "behavior for both: figure 1(c)",
-    "ewma": "decoupled, EWMA",
-}
-TASKS: dict[str, dict[str, Any]] = {
-    # iterations of 256 environment steps; a lag of 8 is 2,048 of them
-    "cartpole": {"env.id": "gym:CartPole-v1", "total_env_steps": 50_000, "optimizer.step_size": 2e-3},
-    "acrobot": {"env.id": "gym:Acrobot-v1", "total_env_steps": 100_000, "optimizer.step_size": 2e-3},
+VARIANTS = {
+    "recent": Variant("recent for everything, fig. 1(a)", "recent", "proximal", VERMILION, "--"),
+    "decoupled": Variant("decoupled, fig. 1(b)", "recent", "behavior", BLUE, "-"),
+    "behavior": Variant("behaviour for everything, fig. 1(c)", "behavior", "behavior", ORANGE, ":"),
+    "ewma": Variant("PPO-EWMA", "ewma", "behavior", GREEN, "-."),
 }
 SHARED: dict[str, Any] = {
-    "env.num_envs": 8,
+    "total_env_steps": 120_000,
+    "env.num_envs": 16,
     "rollout.steps": 32,
-    "optimizer.minibatches": 4,
-    "optimizer.policy_epochs": 4,
-    "optimizer.value_epochs": 4,
+    "env.threads": 1,
+    "optimizer.minibatches": 8,
+    "optimizer.policy_epochs": 3,
+    "optimizer.value_epochs": 3,
     "advantage.discount": 0.99,
     "policy.entropy_coefficient": 0.01,
     "policy.allow_stale_coupled": True,  # the variants that do worse are the point
-    "model": {"encoder": "mlp", "options": {"width": 64, "depth": 2}},
+    "model": {"encoder": "mlp", "architecture": "dual", "options": {"width": 32, "depth": 2}},
     "precision": "fp32",
     "device": "cpu",
     "log": {"tensorboard": False, "noise_scale": False},
 }
 
 
-def configure(task: str, variant: str, lag: int, source: str, env_steps: int | None) -> TrainConfig:
-    kinds: dict[str, dict[str, Any]] = {
-        "delayed": {"kind": "delayed", "delay": lag},
-        "asynchronous": {"kind": "asynchronous", "max_lag": lag, "deterministic": True},
+def configure(task: Task, variant: Variant, delay: int, env_steps: int | None, factor: float = 1.0) -> TrainConfig:
+    changes = {
+        **SHARED,
+        "optimizer.step_size": task.step_size * factor,
+        "policy.clip": task.clip,
+        "policy.proximal": variant.proximal,
+        "policy.importance": variant.importance,
+        "rollout.source": {"kind": "delayed", "delay": delay},
     }
-    config = override(ppo(), {**SHARED, **TASKS[task], **VARIANTS[variant], "rollout.source": kinds[source]})
+    config = override(ppo(task.env), changes)
     return override(config, {"total_env_steps": env_steps}) if env_steps else config
 
 
-def run(arguments: argparse.Namespace) -> None:
+def planned(arguments: argparse.Namespace) -> list[tuple[dict[str, Any], TrainConfig]]:
+    """Every run: what identifies it, and its configuration."""
+    first = FIRST_TUNING_SEED if arguments.what == "tuning" else FIRST_SEED
+    tuning = read_scores(arguments.results / "tuning.csv.gz") if arguments.what == "own-step-size" else []
+    runs = []
+    for task, delay, variant in itertools.product(arguments.tasks, arguments.delays, arguments.variants):
+        factors: tuple[float, ...] = (1.0,)
+        if arguments.what == "tuning":
+            factors = TUNING_FACTORS
+        if arguments.what == "own-step-size":
+            factors = (best_factor(tuning, task, variant, delay),)
+        for factor in factors:
+            config = configure(TASKS[task], VARIANTS[variant], delay, arguments.env_steps, factor)
+            about = {"task": task, "variant": variant, "delay": delay, "step_size": config.optimizer.step_size}
+            runs += [({**about, "seed": first + number}, config) for number in range(arguments.seeds)]
+    return runs
+
+
+def best_factor(tuning: Sequence[dict[str, Any]], task: str, variant: str, delay: int) -> float:
+    """The factor of the step size with the best mean score on the tuning seeds at this delay."""
+    means = {
+        factor: scores_of(
+            tuning, task=task, variant=variant, delay=delay, step_size=TASKS[task].step_size * factor
+        ).mean()
+        for factor in TUNING_FACTORS
+    }
+    return max(means, key=lambda factor: means[factor])
+
+
+def train(arguments: argparse.Namespace) -> list[tuple[dict[str, Any], RunResult]]:
     torch.set_num_threads(1)
-    for seed in arguments.seeds:  # a first curve of everything comes early
-        for task in arguments.tasks:
-            for lag in arguments.lags:
-                for variant in arguments.variants:
-                    config = configure(task, variant, lag, arguments.source, arguments.env_steps)
-                    folder = arguments.runs / arguments.source / f"{task}-{variant}-lag{lag}-seed{seed}"
-                    train_rest(config, folder, seed)
+    runs = planned(arguments)
+    results = launch(
+        [config for _, config in runs],
+        [about["seed"] for about, _ in runs],
+        arguments.runs,
+        processes=arguments.processes,
+        on_done=lambda done, total: print(f"{done} of {total} runs", flush=True),
+    )
+    return [(about, result) for (about, _), result in zip(runs, results, strict=True)]
 
 
-def train_rest(config: TrainConfig, folder: Path, seed: int) -> None:
-    started = (folder / "config.yaml").exists()
-    if (
-        started
-        and max(read_progress(folder / "progress.csv").get("env_steps", []), default=0) >= config.total_env_steps
-    ):
-        return
-    result = resume(folder, quiet=True) if started else train(config, folder, seed, quiet=True)
-    print(f"{folder.name}: {result.mean_episode_return:.1f}", flush=True)
-    if result.interrupted:
-        raise SystemExit(130)
+def final_return(result: RunResult) -> float:
+    """Mean return of the episodes that ended in the last tenth of the environment steps."""
+    steps, episodes, total = (result.columns[name] for name in ("env_steps", "episodes", "episode_return_sum"))
+    first = int(np.searchsorted(steps, (1 - LAST_SHARE) * steps[-1])) - 1
+    return float((total[-1] - total[first]) / (episodes[-1] - episodes[first]))
 
 
-def score(folder: Path) -> float:
-    """Mean over the environment steps of the return of the last 100 episodes."""
-    progress = read_progress(folder / "progress.csv")
-    steps, returns = np.array(progress["env_steps"]), np.array(progress["mean_episode_return"])
-    known = np.isfinite(returns)
-    weights = np.diff(steps[known], prepend=0)
-    return float(np.average(returns[known], weights=weights))
+def scored(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for about, result in train(arguments):
+        if result.diverged:
+            raise SystemExit(f"diverged: {about}")
+        task, final = TASKS[about["task"]], final_return(result)
+        rows.append({**about, "return": final, "score": float(normalized(final, task.low, task.high))})
+    return rows
 
 
-def scores(runs: Path) -> Iterator[dict[str, Any]]:
-    for folder in sorted(runs.glob("*/*-lag*-seed*")):
-        task, variant, lag, seed = folder.name.split("-")
-        if (folder / "progress.csv").exists():
-            yield {
-                "source": folder.parent.name,
-                "task": task,
-                "variant": variant,
-                "lag": int(lag.removeprefix("lag")),
-                "seed": int(seed.removeprefix("seed")),
-                "score": score(folder),
-            }
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """The rows of scores.csv.gz."""
+    kinds = {"task": str, "variant": str, "delay": int, "seed": int}
+    with gzip.open(path, "rt", newline="") as file:
+        return [{name: kinds.get(name, float)(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def write_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    numbers = ("return", "score")
+    writer.writerows({**row, **{name: f"{row[name]:.6g}" for name in numbers}} for row in rows)
+    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def scores_of(rows: Sequence[dict[str, Any]], **wanted: Any) -> np.ndarray:
+    """(seeds,) scores in the order of the seeds."""
+    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return np.array([row["score"] for row in sorted(found, key=lambda row: row["seed"])])
+
+
+def distinct(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def score_tables(rows: Sequence[dict[str, Any]]) -> str:
+    """Mean score and its standard error, a table for each task."""
+    delays = distinct(rows, "delay")
+    parts = []
+    for task in distinct(rows, "task"):
+        lines = []
+        for variant in distinct(rows, "variant"):
+            bands = [band(scores_of(rows, task=task, variant=variant, delay=delay)) for delay in delays]
+            lines.append([VARIANTS[variant].label, *(f"{float(b.mean):.3f} ± {float(b.sem):.3f}" for b in bands)])
+        parts.append(markdown([f"{task}, delay", *map(str, delays)], lines))
+    return "\n\n".join(parts)
+
+
+def test_table(rows: Sequence[dict[str, Any]], better: str) -> str:
+    """Whether ``better`` is above each other variant: van Elteren's one-tailed test with the tasks as strata."""
+    tasks, lines = distinct(rows, "task"), []
+    for other in (variant for variant in distinct(rows, "variant") if variant != better):
+        cells = [VARIANTS[other].label]
+        for delay in distinct(rows, "delay"):
+            a, b = (
+                np.stack([scores_of(rows, task=task, variant=variant, delay=delay) for task in tasks], axis=1)
+                for variant in (better, other)
+            )
+            test = van_elteren(a, b)
+            cells.append(f"{a.mean() - b.mean():+.3f} (Z {test.z:.2f}, p {test.p:.1g})")
+        lines.append(cells)
+    return markdown([f"{VARIANTS[better].label} less", *(str(delay) for delay in distinct(rows, "delay"))], lines)
+
+
+def step_size_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The step size of each variant."""
+    tasks, lines = distinct(rows, "task"), []
+    for variant in distinct(rows, "variant"):
+        found = {row["task"]: row["step_size"] for row in rows if row["variant"] == variant}
+        lines.append([VARIANTS[variant].label, *(f"{found[task]:g}" for task in tasks)])
+    return markdown(["step size", *tasks], lines)
+
+
+def tuning_table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = []
+    for task in distinct(rows, "task"):
+        for variant in distinct(rows, "variant"):
+            for delay in distinct(rows, "delay"):
+                cells = []
+                for factor in TUNING_FACTORS:
+                    step_size = TASKS[task].step_size * factor
+                    one = band(scores_of(rows, task=task, variant=variant, delay=delay, step_size=step_size))
+                    cells.append(f"{float(one.mean):.3f} ± {float(one.sem):.3f}")
+                lines.append([task, VARIANTS[variant].label, str(delay), *cells])
+    return markdown(["task", "variant", "delay", *(f"step size x {factor:g}" for factor in TUNING_FACTORS)], lines)
+
+
+def draw_figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    tasks, delays = distinct(rows, "task"), distinct(rows, "delay")
+    with figure(path, columns=len(tasks), width=3.4, height=2.9) as axes:
+        for panel, task in zip(np.atleast_1d(axes), tasks, strict=True):
+            for variant in distinct(rows, "variant"):
+                bands = [band(scores_of(rows, task=task, variant=variant, delay=delay)) for delay in delays]
+                mean, sem = (np.array([float(getattr(b, name)) for b in bands]) for name in ("mean", "sem"))
+                look = VARIANTS[variant]
+                panel.plot(delays, mean, look.line, color=look.colour, marker="o", markersize=3, label=look.label)
+                panel.fill_between(delays, mean - sem, mean + sem, color=look.colour, alpha=0.2, linewidth=0)
+            panel.set_xscale("symlog", base=2, linthresh=1)
+            panel.set_xticks(delays, [str(delay) for delay in delays])
+            panel.set(title=TASKS[task].env.removeprefix("envpool:"), xlabel="age of the data (iterations)")
+        np.atleast_1d(axes)[0].set_ylabel("final normalised return")
+        np.atleast_1d(axes)[0].legend(fontsize=6.5)
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    found = list(scores(arguments.runs))
-    if not found:
-        raise SystemExit(f"no runs in {arguments.runs}: first `python benchmarks/staleness.py run`")
+    rows = scored(arguments)
+    name = "scores" if arguments.what == "delays" else arguments.what
+    if arguments.what == "tuning":
+        text = tuning_table(rows)
+    else:
+        text = f"{score_tables(rows)}\n\n{test_table(rows, 'decoupled')}"
+    if arguments.what == "own-step-size":
+        text = f"{step_size_table(rows)}\n\n{text}"
     arguments.results.mkdir(parents=True, exist_ok=True)
-    with open(arguments.results / "scores.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(found)
-    panels = list(dict.fromkeys((one["source"], one["task"]) for one in found))
-    with figure(arguments.results / "return.png", columns=len(panels), width=3.6) as axes:
-        for panel, (source, task) in zip([axes] if len(panels) == 1 else axes, panels, strict=True):
-            for colour, variant in zip(PALETTE, VARIANTS, strict=False):
-                by_lag: dict[int, list[float]] = defaultdict(list)
-                for one in found:
-                    if (one["source"], one["task"], one["variant"]) == (source, task, variant):
-                        by_lag[one["lag"]].append(one["score"])
-                if by_lag:
-                    draw_curve(panel, by_lag, colour, LABELS[variant])
-            panel.set_xscale("symlog", base=2, linthresh=1)
-            lags = sorted({one["lag"] for one in found})
-            panel.set_xticks(lags, [str(lag) for lag in lags])
-            panel.set(title=f"{task}, {source}", xlabel="age of the data (iterations)")
-            panel.set_ylabel("return, mean over training")
-            panel.legend(fontsize=6)
-    print(f"{len(found)} runs: {arguments.results / 'return.png'}")
-
-
-def draw_curve(panel: Any, by_lag: dict[int, list[float]], colour: str, label: str) -> None:
-    lags = sorted(by_lag)
-    means = np.array([statistics.mean(by_lag[lag]) for lag in lags])
-    deviations = np.array([statistics.stdev(by_lag[lag]) if len(by_lag[lag]) > 1 else 0.0 for lag in lags])
-    panel.plot(lags, means, color=colour, marker="o", markersize=3, label=label)
-    panel.fill_between(lags, means - deviations, means + deviations, color=colour, alpha=0.15, linewidth=0)
+    write_scores(arguments.results / f"{name}.csv.gz", rows)
+    write_text(arguments.results / f"{name}.md", text + "\n")
+    if arguments.what == "delays":
+        draw_figure(arguments.results / "return.png", rows)
+    print(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    runner = commands.add_parser("run", help="train what is missing")
-    runner.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    runner.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    runner.add_argument("--lags", nargs="+", type=int, default=[0, 1, 2, 4, 8, 16])
-    runner.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    runner.add_argument("--source", choices=("delayed", "asynchronous"), default="delayed")
-    runner.add_argument("--env-steps", type=int, help="instead of the task's own")
-    runner.set_defaults(command=run)
-    drawer = commands.add_parser("draw", help="write the table and the figure")
-    drawer.add_argument("--results", type=Path, default=ROOT / "results" / "staleness")
-    drawer.set_defaults(command=draw)
-    for one in (runner, drawer):
+    for name, command, about in (
+        ("run", train, "train what is missing"),
+        ("draw", draw, "train what is missing; write the scores, the tables and the figure"),
+    ):
+        one = commands.add_parser(name, help=about)
+        one.add_argument("what", nargs="?", choices=DEFAULTS, default="delays")
+        one.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+        one.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+        one.add_argument("--delays", nargs="+", type=int)
+        one.add_argument("--seeds", type=int, help="how many")
+        one.add_argument("--env-steps", type=int, help="instead of 120,000")
+        one.add_argument("--processes", type=int, default=1)
         one.add_argument("--runs", type=Path, default=ROOT / "runs" / "staleness")
+        one.add_argument("--results", type=Path, default=ROOT / "results" / "staleness")
+        one.set_defaults(command=command)
     arguments = parser.parse_args()
+    delays, seeds = DEFAULTS[arguments.what]
+    arguments.delays, arguments.seeds = arguments.delays or delays, arguments.seeds or seeds
     arguments.command(arguments)
 
 

@@ -1,0 +1,103 @@
+"""Write the newest measurements into docs/performance.md, between its markers.
+
+make bench bench-small && .venv/bin/python benchmarks/bench_docs.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from bench_common import RESULTS, ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+_MODES = {"core": "one core", "threads": "two cores, two threads", "ranks": "two cores, two workers"}
+
+
+def newest(path: Path, *, gpu: bool = False) -> dict[str, Any] | None:
+    """The last record of a file, of those on a GPU or of those without; None if there is none."""
+    if not path.exists():
+        return None
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [one for one in records if str(one.get("settings", {}).get("device", "cpu")).startswith("cuda") == gpu]
+    return found[-1] if found else None
+
+
+def speed(record: dict[str, Any]) -> str:
+    """The table of `make bench`, in Markdown, with the machine below it."""
+    lines = [
+        "| | algorithm | environments | steps/s | limit | fraction | EWMA | peak memory | where the time goes |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for row in record["rows"]:
+        where = ", ".join(f"{name} {share:.0%}" for name, share in row["where"].items() if share >= 0.005)
+        ratio = f"{row['ewma_ratio']:.2f}" if "ewma_ratio" in row else ""
+        lines.append(
+            f"| {_MODES.get(row['mode'], row['mode'])} | {row['algorithm']} | {row['num_envs']} | {row['rate']:,.0f} | "
+            f"{row['limit']:,.0f} | {row['fraction']:.2f} | {ratio} | {row['peak_mib']:,.0f} MiB | {where} |"
+        )
+    return "\n".join([*lines, "", machine(record)])
+
+
+def networks(record: dict[str, Any]) -> str:
+    """Rates of the network alone, in Markdown."""
+    lines = ["| network | | forward/s | forward and backward/s |", "|---|---|---:|---:|"]
+    for row in record["rows"]:
+        if row["algorithm"] == "ppo":
+            for name, rates in row["networks"].items():
+                mode = _MODES.get(row["mode"], row["mode"])
+                lines.append(f"| {name} | {mode} | {rates['forward']:,.0f} | {rates['both']:,.0f} |")
+    return "\n".join(lines)
+
+
+def small(record: dict[str, Any]) -> str:
+    """The table of `make bench-small`, in Markdown, with the machine below it."""
+    lines = [
+        "| environment | environments | steps/s | fraction of the limit | environment | inference | optimisation |"
+    ]
+    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    for row in record["rows"]:
+        fraction = f"{row['fraction']:.2f}" if row["fraction"] else ""
+        shares = [f"{row['where'].get(name, 0.0):.0%}" for name in ("environment", "inference", "optimisation")]
+        lines.append(f"| {row['env']} | {row['num_envs']} | {row['rate']:,.0f} | {fraction} | {' | '.join(shares)} |")
+    return "\n".join([*lines, "", machine(record)])
+
+
+def machine(record: dict[str, Any]) -> str:
+    """Where it was measured, in a sentence."""
+    facts = record["machine"]
+    device = facts["gpu"] if record.get("settings", {}).get("device", "cpu") != "cpu" else facts["cpu"]
+    return (
+        f"Measured on {facts['time'][:10]}: {device}, {facts['cores']} cores ({', '.join(facts['cpu_flags'])}), "
+        f"torch {facts['torch']}, load average {facts['load_average']} at the start."
+    )
+
+
+def filled(page: str, tables: dict[str, str]) -> str:
+    """The page with each table between its markers, ``<!-- NAME -->`` and ``<!-- end -->``; others stay."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
+        page, count = re.subn(
+            pattern, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.S
+        )
+        if count != 1:
+            raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}, but must have one")
+    return page
+
+
+def main() -> None:
+    tables = {}
+    if cpu := newest(RESULTS / "bench.jsonl"):
+        tables |= {"bench": speed(cpu), "networks": networks(cpu)}
+    if gpu := newest(RESULTS / "bench.jsonl", gpu=True):
+        tables["gpu"] = speed(gpu)
+    if few := newest(RESULTS / "bench_small.jsonl"):
+        tables["bench-small"] = small(few)
+    PAGE.write_text(filled(PAGE.read_text(), tables))
+    print(f"wrote {', '.join(tables) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main()
