@@ -8,6 +8,9 @@ bits. A worker that dies takes only its unfinished rollouts along: another one b
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,8 +20,9 @@ import torch
 from torch import Tensor
 
 from anybatch.config import TrainConfig
+from anybatch.distributed import is_distributed, world_size
 from anybatch.envs.make import make
-from anybatch.errors import AnybatchError, EnvError
+from anybatch.errors import AnybatchError, ConfigError, EnvError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent, build_agent
@@ -95,7 +99,7 @@ class RayActors:
 
         Args:
             config: what is trained; ``rollout.source`` tells the number of workers and the lag.
-            num_envs: environments, shared out evenly.
+            num_envs: environments of this data-parallel worker, shared out evenly.
             seeds: gives every worker its own.
             agent: what is trained; read in :meth:`next` alone.
             interrupts: lets a stop request through while the learner waits.
@@ -103,15 +107,30 @@ class RayActors:
 
         Raises:
             AnybatchError: Ray is not installed.
+            ConfigError: several data-parallel workers would each start a cluster.
         """
         try:
             import ray
         except ImportError as error:
             raise AnybatchError("rollout.source.ray_workers needs Ray: pip install 'anybatch[ray]'") from error
+        if is_distributed() and not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+            raise ConfigError(
+                f"rollout.source.ray_workers with {world_size()} data-parallel workers needs one Ray cluster for all "
+                "of them: start it with ray start --head, and set RAY_ADDRESS"
+            )
         self._ray = ray
+        count = config.rollout.source.ray_workers
         self._own_cluster = not ray.is_initialized()
         if self._own_cluster:
-            ray.init(include_dashboard=False, log_to_driver=False)
+            _init(ray, count)
+        present = ray.cluster_resources().get("CPU", 0)
+        if present < count:
+            print(
+                f"Ray's cluster has {present:g} CPUs, and rollout.source.ray_workers {count} need one each: the run "
+                "waits until there are enough",
+                file=sys.stderr,
+                flush=True,
+            )
         self._config = config
         self._share = num_envs // config.rollout.source.ray_workers
         self._seeds = seeds
@@ -120,7 +139,7 @@ class RayActors:
         self._device = device
         self._sampled = Sampled()
         self._ordered: int | None = None  # rollouts up to here
-        workers = range(config.rollout.source.ray_workers)
+        workers = range(count)
         self._starts = [0 for _ in workers]
         self._deaths = [0 for _ in workers]  # since the worker last finished a rollout
         self._workers = [self._start(number) for number in workers]
@@ -164,7 +183,8 @@ class RayActors:
     def close(self) -> bool:
         """End the workers, and Ray with them if it was started here."""
         for worker in self._workers:
-            self._ray.kill(worker)
+            with contextlib.suppress(self._ray.exceptions.RayError):  # the cluster may be gone
+                self._ray.kill(worker)
         self._workers = []
         if self._own_cluster:
             self._ray.shutdown()
@@ -201,7 +221,7 @@ class RayActors:
         if self._deaths[number] == _MOST_DEATHS:
             raise EnvError(
                 f"Ray worker {number} of {self._config.env.id} has died {_MOST_DEATHS} times without finishing a "
-                f"rollout: {str(error).splitlines()[0]}"
+                f"rollout: {_reason(error)}"
             ) from error
         self._workers[number] = self._start(number)
         for order in self._orders[number]:
@@ -214,6 +234,22 @@ class RayActors:
             return bool(ready) and self._ray.get(order.result) is not None
         except self._ray.exceptions.RayError:
             return False
+
+
+def _init(ray: Any, workers: int) -> None:
+    """Connect to the cluster that RAY_ADDRESS or ``ray start`` gives, or begin one on this machine."""
+    options = {"include_dashboard": False, "log_to_driver": False}
+    try:
+        # more workers than cores share them: Ray would keep the others waiting for ever
+        ray.init(num_cpus=max(workers, os.cpu_count() or 1), **options)
+    except ValueError:  # a cluster that is there counts its own CPUs
+        ray.init(**options)
+
+
+def _reason(error: Exception) -> str:
+    """The line of Ray's text that says why a worker died: the last one where its environments could not be made."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if "creation task" in lines[0] else lines[0]
 
 
 def join(parts: list[Rollout]) -> Rollout:

@@ -19,6 +19,7 @@ Collect = Callable[[int], Rollout]
 """Samples one rollout with the present weights, given the iterations that these have been trained for."""
 
 NEW_EPISODES = "the environments' state cannot be saved: they start new episodes"
+"""What is said when a resumed run's environments begin anew."""
 
 
 class RolloutSource(Protocol):

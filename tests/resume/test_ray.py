@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from anybatch.checkpoint import checkpoints
 from anybatch.config import TrainConfig
+from anybatch.config_io import to_yaml
 from anybatch.errors import EnvError
 from anybatch.interrupts import Interrupted
 from anybatch.observations import leaves
 from anybatch.parts import build
 from anybatch.ray_actors import RayActors
 from anybatch.training import resume, train
-from resume.test_resume import ENVS, ITERATION, STEPS, differences, rows, stopped
-from resume.test_resume_async import asynchronous, learned, walk
+from resume.test_resume import ENVS, ITERATION, STEPS, differences, final_state, rows, stopped
+from resume.test_resume_async import INTERRUPTED, asynchronous, learned, walk
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -118,3 +122,26 @@ def test_a_stop_request_ends_the_wait() -> None:
     made.source.close()
     made.env.close()
     assert time.monotonic() - start < 30
+
+
+def test_ctrl_c_ends_the_program_and_its_workers_within_seconds(tmp_path: Path) -> None:
+    config = with_ray(walk({"kind": "asynchronous"}, iterations=10**6, checkpoint_seconds=0.0), 2)
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "config.yaml"), str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    try:
+        end = time.monotonic() + 180
+        while len(checkpoints(tmp_path / "run" / "checkpoints")) < 2 and time.monotonic() < end:
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the workers as well
+        start = time.monotonic()
+        _, said = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert time.monotonic() - start < 45  # most of it is Ray's own end
+    assert final_state(tmp_path / "run")["run"]["iteration"] > 0

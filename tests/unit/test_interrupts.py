@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 
 import pytest
 
@@ -82,3 +83,53 @@ def test_other_threads_leave_signals_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before, True]
+
+
+def signal_main_thread(after: float) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(after, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def test_a_call_that_hangs_is_broken_off_when_patience_has_run_out() -> None:
+    start = time.monotonic()
+    with Interrupts(patience=0.3) as interrupts:
+        signal_main_thread(0.1)  # one signal, which the call outlasts
+        with pytest.raises(Interrupted), interrupts.breakable():
+            time.sleep(30)
+        assert interrupts.broke_off
+    assert 0.35 < time.monotonic() - start < 10
+
+
+def test_a_second_signal_breaks_it_off_at_once() -> None:
+    start = time.monotonic()
+    with Interrupts(patience=60.0) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        signal_main_thread(0.1)
+        with pytest.raises(Interrupted), interrupts.breakable():
+            threading.Event().wait(30)  # a lock, as in a queue
+    assert time.monotonic() - start < 10
+
+
+def test_elsewhere_nothing_is_broken_off() -> None:
+    with Interrupts(patience=0.05) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        with interrupts.breakable():
+            pass
+        time.sleep(0.3)  # saving a checkpoint, say
+        signal.raise_signal(signal.SIGINT)
+        assert not interrupts.broke_off
+        with pytest.raises(Interrupted):
+            interrupts.check()
+
+
+def test_no_signal_comes_afterwards() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with Interrupts(patience=0.1):
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == []

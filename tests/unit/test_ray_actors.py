@@ -85,9 +85,27 @@ class Ray:
         self.actors: list[Actor] = []
         self.slow = False
         self.dies_at_once = False
+        self.text = "the actor died\nand so on"
+        self.cpus = 4.0
+        self.initialized: dict[str, Any] | None = {}
+        """With what Ray was started; None if it was not."""
+        self.cluster = False
+        """Whether one was there before."""
+        self.gone = False
 
     def is_initialized(self) -> bool:
-        return True
+        return self.initialized is not None
+
+    def init(self, **options: Any) -> None:
+        if self.cluster and "num_cpus" in options:
+            raise ValueError("When connecting to an existing cluster, num_cpus must not be provided.")
+        self.initialized = options
+
+    def shutdown(self) -> None:
+        self.initialized = None
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus}
 
     def put(self, value: dict[str, torch.Tensor]) -> Any:
         return {name: tensor.clone() for name, tensor in value.items()}
@@ -114,10 +132,12 @@ class Ray:
         if reference.error:
             raise reference.error
         if not reference.done:
-            raise RayActorError("the actor died\nand so on")
+            raise RayActorError(self.text)
         return reference.value
 
     def kill(self, actor: Actor) -> None:
+        if self.gone:
+            raise RayError("no cluster")
         actor.dead = True
 
 
@@ -221,6 +241,15 @@ def test_workers_that_keep_dying_end_the_run(ray: Ray) -> None:
         parts.source.next(0)
 
 
+def test_environments_that_cannot_be_made_in_a_worker_say_why(ray: Ray) -> None:
+    # as Ray puts it: the reason is the last line of a traceback
+    ray.text = "The actor died because of an error raised in its creation task, ...\n  File ...\nValueError: no ROM\n"
+    ray.dies_at_once = True
+    parts = build(config(2), 7)
+    with pytest.raises(EnvError, match=r"has died 3 times.*: ValueError: no ROM$"):
+        parts.source.next(0)
+
+
 def test_errors_reach_the_learner_as_they_are(ray: Ray) -> None:
     parts = build(config(2), 7)
     error = ZeroDivisionError("the user's own")
@@ -262,6 +291,33 @@ def test_joined_rollouts_are_as_old_as_the_oldest(ray: Ray) -> None:
     assert torch.equal(both.reward, torch.cat([a.reward, b.reward]))
     keyed = [replace(x, observation={"k": leaves(x.observation)[0]}) for x in (a, b)]
     assert torch.equal(leaves(join(keyed).observation)[0], leaves(both.observation)[0])
+
+
+def test_workers_on_this_machine_share_its_cores(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray gives each worker a CPU of its own, and would wait for ever for more than there are
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    ray.initialized = None
+    parts = build(config(4), 0)
+    assert ray.initialized is not None and ray.initialized["num_cpus"] == 4
+    parts.source.close()
+    parts.env.close()
+    assert not ray.is_initialized()  # it was started here
+
+
+def test_a_cluster_keeps_its_own_count_and_a_lack_of_cpus_is_said(ray: Ray, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.initialized, ray.cluster, ray.cpus = None, True, 3.0
+    parts = build(config(4), 0)
+    assert ray.initialized is not None and "num_cpus" not in ray.initialized
+    assert "Ray's cluster has 3 CPUs, and rollout.source.ray_workers 4 need one each" in capsys.readouterr().err
+    ray.cpus = 4.0
+    parts.source.close()
+    parts.env.close()
+    parts = build(config(4), 0)
+    assert capsys.readouterr().err == ""
+    ray.gone = True  # the cluster has ended first
+    parts.source.close()
+    parts.env.close()
+    assert not ray.is_initialized()
 
 
 def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from anybatch.checkpoint import load_newest
 from anybatch.config import TrainConfig
 from anybatch.config_io import override
 from anybatch.logs import read_progress
@@ -54,6 +57,9 @@ def test_the_log_tells_the_age_of_the_data(source: dict[str, Any], ages: list[in
     progress = read_progress(tmp_path / "run" / "progress.csv")
     assert progress["staleness_iterations"] == ages
     assert progress["staleness_env_steps"] == [ITERATION * age for age in ages]
+    assert all(1 / ITERATION <= share <= 1 for share in progress["effective_sample_size"])
+    for name in ("kl_behavior", "kl_proximal"):
+        assert len(progress[name]) == len(ages) and all(0 <= kl < math.inf for kl in progress[name])
 
 
 def test_staleness_of_a_rollout() -> None:
@@ -99,3 +105,16 @@ def test_sources_in_turns_have_nothing_to_stop(kind: str) -> None:
     assert isinstance(parts.source, Synchronous if kind == "synchronous" else Delayed)
     assert parts.source.close()
     parts.env.close()
+
+
+@pytest.mark.parametrize("source", [{"kind": "delayed", "delay": 0}, {"kind": "asynchronous", "max_lag": 0}])
+def test_no_lag_at_all_is_synchronous_to_the_last_bit(source: dict[str, Any], tmp_path: Path) -> None:
+    weights, rows = [], []
+    for name, one in (("synchronous", {"kind": "synchronous"}), ("other", source)):
+        train(small(one), tmp_path / name, seed=4, quiet=True)
+        content, _ = load_newest(tmp_path / name / "checkpoints")
+        weights.append(content["state"]["agent"])
+        progress = read_progress(tmp_path / name / "progress.csv")
+        rows.append({k: v for k, v in progress.items() if "second" not in k})
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    np.testing.assert_equal(rows[0], rows[1])  # NaN equals NaN

@@ -37,6 +37,17 @@ def task_ids() -> list[str]:
     return sorted(import_envpool().list_all_envs())
 
 
+def task_families() -> dict[str, list[str]]:
+    """EnvPool's ids, sorted, by the name of the family that they belong to (atari, mujoco.gym, ...)."""
+    import_envpool()
+    try:
+        specs = importlib.import_module("envpool.registration").registry.specs
+        where = {name: str(specs[name][0]).removeprefix("envpool.") for name in task_ids()}
+    except (ImportError, AttributeError, KeyError, TypeError, IndexError):  # EnvPool promises ids, not families
+        where = dict.fromkeys(task_ids(), "all families")
+    return {family: [name for name in where if where[name] == family] for family in sorted(set(where.values()))}
+
+
 def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
     """EnvPool's description of a task, without starting it.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -144,9 +147,23 @@ def _vectorize(
     if how == "sync":
         return GymnasiumLoop(make_env, num_envs, seed, env_id=env_id)
     if how == "async":
-        processes = AsyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        with _ignoring_ctrl_c():
+            processes = AsyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVector(processes, seed, env_id=env_id)
     raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
+
+
+@contextlib.contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Processes started here inherit this: a terminal sends Ctrl-C to all of them, and the main one decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _make_callable(

@@ -101,7 +101,7 @@ def resolve(name: str, env_id: str) -> str:
         close = difflib.get_close_matches(mode.lower(), allowed, n=1)
         hint = f"; did you mean 'procgen:{game}-{close[0]}'?" if close else "."
         raise ConfigError(f"env.id is {env_id!r}, and the modes of {game} are {', '.join(allowed)}{hint}")
-    _require_qt()
+    require_qt()
     return _task_id(game, mode)
 
 
@@ -109,7 +109,8 @@ def _task_id(game: str, mode: str) -> str:
     return f"{game.capitalize()}{mode.capitalize()}-v0"
 
 
-def _require_qt() -> None:
+def require_qt() -> None:
+    """Raise EnvError, with the remedies, if EnvPool is missing or its Procgen does not load."""
     import_envpool()
     module = importlib.import_module("envpool.procgen")
     try:

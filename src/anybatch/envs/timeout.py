@@ -27,7 +27,7 @@ class TimedEnv:
         self.action_space = env.action_space
         self.bootstrap_truncated = env.bootstrap_truncated
         self._env = env
-        self._seconds = seconds
+        self._seconds = min(seconds, threading.TIMEOUT_MAX)  # infinity is allowed
         self._env_id = env_id
         self._hangs = False
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
@@ -59,21 +59,24 @@ class TimedEnv:
 
     def close(self) -> None:
         """Close the environments, unless they hang: they would hang in this as well."""
+        self._calls.put(None)
         if not self._hangs:
-            self._calls.put(None)
             self._thread.join()
             self._env.close()
 
     def _timed(self, call: Callable[[], Any], what: str) -> Any:
-        try:
-            if not self._hangs:
-                self._calls.put(call)
+        if not self._hangs:
+            self._calls.put(call)
+            self._hangs = True  # until it has returned: an interrupt may end the wait as well
+            try:
                 answer, error = self._answers.get(timeout=self._seconds)
+            except queue.Empty:
+                pass
+            else:
+                self._hangs = False
                 if error is not None:
                     raise error
                 return answer
-        except queue.Empty:
-            self._hangs = True
         raise EnvError(
             f"A {what} of {self._env_id} has not returned after {self._seconds:g} seconds (env.step_timeout), so the "
             "environment hangs."
