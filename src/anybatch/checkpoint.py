@@ -29,12 +29,19 @@ def save(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path
 
     Returns:
         The file's path.
+
+    Raises:
+        OSError: it cannot be written, on a full disk say.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     payload = buffer.getbuffer()
     path = folder / f"iteration-{iteration:09d}.ckpt"
-    write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
+    try:
+        write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
+    except OSError as error:
+        text = f"{error.strerror}; this checkpoint was not written, and those before it stay"
+        raise OSError(error.errno, text, str(path)) from error
     present = checkpoints(folder)
     newest = present.index(path)
     for other in present[: max(0, newest + 1 - keep)] + present[newest + 1 :]:  # later ones were found damaged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ import yaml
 from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError
+from anybatch.interrupts import exit_beside_hung_threads
+from anybatch.launched import launched, launched_rank
 from anybatch.presets import PRESETS
 from anybatch.scaling_options import TrainScaling
 
@@ -25,19 +28,39 @@ DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 _HELP = """usage: anybatch COMMAND ...
 
+training
   train PRESET     train; PRESET is {presets}, or a config.yaml
   resume RUN       go on with an interrupted run
+  grid FILE...     train a list of runs: here, on a Ray cluster, or as commands for a queue
+looking at runs
   eval RUN         play episodes with a trained policy and print their mean return
   watch RUN        write a video of a trained policy
-  scale PRESET     show what has to change with the batch size
   doctor RUN       say what is wrong with a run, and whether the scaling rules hold for it
+  reproduce        the paper's figures and tables: list, run, status, draw
+  report FOLDER... a self-contained HTML page about results or runs
+batch size
+  scale PRESET     show what has to change with the batch size
+this installation
+  envs             list the environments that are installed, and what would install the others
+  completion SHELL print what completes commands and options in bash or zsh
+  --version        print the version
 
 Every command explains its options with --help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted (resumable)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    code = _main(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        exit_beside_hung_threads(code)
+    return code
+
+
+def _main(arguments: list[str]) -> int:
+    if os.getcwd() not in sys.path:
+        sys.path.append(
+            os.getcwd()
+        )  # environments and encoders of one's own, import.path:name; last, to shadow nothing
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP.format(presets=", ".join(PRESETS)))
         return DONE if arguments else BAD_INPUT
@@ -52,10 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"command is {arguments[0]!r}, but must be one of {', '.join(_COMMANDS)}")
         return command(arguments[1:])
     except (ConfigError, CheckpointError) as error:
-        print(f"anybatch: {error}", file=sys.stderr)
+        if launched_rank() == 0:  # it is the same for all data-parallel workers
+            print(f"anybatch: {error}", file=sys.stderr)
         return BAD_INPUT
     except (AnybatchError, OSError) as error:
-        print(f"anybatch: {error}", file=sys.stderr)
+        who = f" (worker {launched_rank()})" if launched() else ""
+        print(f"anybatch{who}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -71,6 +96,8 @@ class TrainArguments:
     seed: int = 0
     """Every random choice of the run follows from it."""
     scaling: TrainScaling = field(default_factory=TrainScaling)
+    go_on: bool = False
+    """Go on with the run that out holds if it is this one, and do nothing if it is finished."""
     quiet: bool = False
     """Show no progress."""
 
@@ -78,6 +105,7 @@ class TrainArguments:
 def _train(arguments: list[str]) -> int:
     name, rest = _first(arguments, "train", f"PRESET, one of {', '.join(PRESETS)}, or the path of a config.yaml")
     base = _preset(name)
+    _explain("train", rest, TrainArguments, TrainArguments(config=base))
     parsed = tyro.cli(
         TrainArguments,
         args=rest,
@@ -85,14 +113,22 @@ def _train(arguments: list[str]) -> int:
         default=TrainArguments(config=base),
     )
     from anybatch.cli_scaling import report, scale_to_batch
+    from anybatch.distributed import join, on_main
     from anybatch.training import train
     from anybatch.validation import validate
 
     config, changes = scale_to_batch(base, parsed.config, rest, parsed.scaling)
-    if changes:
+    if changes and launched_rank() == 0:
         print(f"{report(base, validate(config), changes)}\nto train without this: --scaling.off")
-    out = parsed.out or _free_folder(name, config, parsed.seed)
-    return _ended(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
+    if parsed.go_on:
+        from anybatch.grid_job import go_on
+
+        if parsed.out is None:
+            raise ConfigError("--go-on needs --out, the folder to go on in")
+        return _ended(go_on(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
+    with join():
+        out = parsed.out or on_main(lambda: _free_folder(name, config, parsed.seed))
+        return _ended(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
 
 
 @dataclass(frozen=True)
@@ -173,9 +209,17 @@ def _watch(arguments: list[str]) -> int:
 
 def _scale(arguments: list[str]) -> int:
     name, rest = _first(arguments, "scale", f"PRESET, one of {', '.join(PRESETS)}, or the path of a config.yaml")
-    from anybatch.cli_scaling import scale_command
+    from anybatch.cli_scaling import ScaleArguments, scale_command
 
-    return scale_command(name, _preset(name), rest)
+    base = _preset(name)
+    _explain("scale", rest, ScaleArguments, ScaleArguments(config=base))
+    return scale_command(name, base, rest)
+
+
+def _grid(arguments: list[str]) -> int:
+    from anybatch.cli_grid import grid_command
+
+    return grid_command(arguments)
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -184,14 +228,79 @@ def _doctor(arguments: list[str]) -> int:
     return doctor_command(arguments)
 
 
+def _envs(arguments: list[str]) -> int:
+    from anybatch.cli_envs import envs_command
+
+    return envs_command(arguments)
+
+
+def _completion(arguments: list[str]) -> int:
+    from anybatch.cli_completion import completion_command
+
+    return completion_command(arguments, argument_classes(), tuple(PRESETS))
+
+
+def argument_classes() -> dict[str, type]:
+    """The dataclass behind the options of every command, by the command's name."""
+    from anybatch.cli_completion import CompletionArguments
+    from anybatch.cli_envs import EnvsArguments
+    from anybatch.cli_grid import GridArguments
+    from anybatch.cli_reproduce import ReportArguments, RunArguments
+    from anybatch.cli_scaling import DoctorArguments, ScaleArguments
+
+    return {
+        "train": TrainArguments,
+        "resume": ResumeArguments,
+        "grid": GridArguments,
+        "eval": EvalArguments,
+        "watch": WatchArguments,
+        "doctor": DoctorArguments,
+        "scale": ScaleArguments,
+        "reproduce": RunArguments,  # of its first command; the others take some of these
+        "report": ReportArguments,
+        "envs": EnvsArguments,
+        "completion": CompletionArguments,
+    }
+
+
+def _reproduce(arguments: list[str]) -> int:
+    from anybatch.cli_reproduce import reproduce_command
+
+    return reproduce_command(arguments)
+
+
+def _report(arguments: list[str]) -> int:
+    from anybatch.cli_reproduce import report_command
+
+    return report_command(arguments)
+
+
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "resume": _resume,
+    "grid": _grid,
     "eval": _eval,
     "watch": _watch,
     "scale": _scale,
     "doctor": _doctor,
+    "reproduce": _reproduce,
+    "report": _report,
+    "envs": _envs,
+    "completion": _completion,
 }
+
+
+def _explain(command: str, arguments: list[str], kind: type, defaults: object) -> None:
+    """Print the help page that ``arguments`` ask for and stop; tyro prints the page with all options."""
+    from anybatch.cli_help import help_page
+
+    page = help_page(command, arguments, kind, defaults)
+    if page is not None:
+        print(page)
+        raise SystemExit(DONE)
+    asked = [index for index, argument in enumerate(arguments) if argument in ("-h", "--help")]
+    if asked:  # for all options, by the word that follows
+        del arguments[asked[0] + 1]
 
 
 def _first(arguments: list[str], command: str, what: str) -> tuple[str, list[str]]:
@@ -227,6 +336,8 @@ def _free_folder(name: str, config: TrainConfig, seed: int) -> Path:
 
 
 def _ended(result: TrainResult) -> int:
+    if launched_rank() != 0:
+        return INTERRUPTED if result.interrupted else DONE
     if result.interrupted:
         print(f"stopped at {result.env_steps:,} environment steps; go on with: anybatch resume {result.run_dir}")
         return INTERRUPTED

@@ -21,3 +21,7 @@ class CheckpointError(AnybatchError, RuntimeError):
 
 class DivergenceError(AnybatchError, RuntimeError):
     """Training produced a loss, a reward or an advantage that is not finite."""
+
+
+class WorkerError(AnybatchError, RuntimeError):
+    """Another data-parallel worker has died, hangs, or computes something else."""

@@ -216,6 +216,11 @@ class ProgressBar:
         text = f"{rate:,.0f} steps/s  return {mean_return}  {_left(self._total - steps, rate)}"
         self._bar.update(self._task, completed=min(steps, self._total), description=text)
 
+    def note(self, text: str) -> None:
+        """Say what is going on while the environment steps stand still; the next row says the usual again."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+
     def close(self) -> None:
         """Leave the bar as it stands and give the terminal back."""
         if self._bar is not None:
@@ -233,6 +238,12 @@ class Logs:
         """Write the row everywhere, progress.csv first."""
         for sink in self._sinks:
             sink.write(row)
+
+    def note(self, text: str) -> None:
+        """Show on the progress bar what is going on between two rows."""
+        for sink in self._sinks:
+            if isinstance(sink, ProgressBar):
+                sink.note(text)
 
     def close(self) -> None:
         """Close every sink, also when closing one of them fails."""

@@ -13,7 +13,7 @@ import torch
 from anybatch.actors import Asynchronous
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config import TrainConfig
-from anybatch.distributed import rank, world_size
+from anybatch.distributed import broadcast_, is_distributed, local_device, rank, share_of, shares, world_size
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.make import make
 from anybatch.errors import ConfigError
@@ -32,6 +32,7 @@ from anybatch.rollout import Rollout, Sampler, collect
 from anybatch.segment_layout import layout_of
 from anybatch.segments import SegmentStore
 from anybatch.sources import Delayed, RolloutSource, Synchronous
+from anybatch.validation import validate_shares
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ class Parts:
             **({"noise_scale": self.learner.noise.state_dict()} if self.learner.noise else {}),
             **{name: part.state_dict() for name, part in self._normalizers().items()},
             **({"auxiliary": self.auxiliary.state_dict()} if self.auxiliary else {}),
+        }
+
+    def shared_state(self) -> dict[str, list[torch.Tensor]]:
+        """What has the same bits on every worker, by the name that an error gives it."""
+        normalizers = [part.state_dict() for part in self._normalizers().values()]
+        return {
+            "networks": _tensors(self.learner.agent.state_dict()),
+            "proximal policy": _tensors(self.learner.proximal.state_dict()),
+            "moments": [x for state in normalizers for name, x in state.items() if name != "return"],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> list[str]:
@@ -94,20 +104,22 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
         EnvError: the environment cannot be made.
     """
-    num_envs = config.env.num_envs // world_size()
+    validate_shares(config, shares(config.env.num_envs, world_size()))
+    num_envs = share_of(config.env.num_envs)
     model_seed, env_seed, action_seed, shuffle_seed = (
         stream_seed(seed, name, worker, number)
         for name, worker, number in (
             ("model", 0, 0),
             ("env", rank(), env_stream),
-            ("action", rank(), 0),
-            ("shuffle", rank(), 0),
+            # a checkpoint replaces these streams, except those of workers that it does not know
+            ("action", rank(), env_stream),
+            ("shuffle", rank(), env_stream),
         )
     )
-    torch.manual_seed(stream_seed(seed, "torch", rank(), 0))  # for layers of a user's encoder, dropout say
-    device = resolve_device(config.device)
+    torch.manual_seed(stream_seed(seed, "torch", rank(), env_stream))  # for layers of a user's encoder, dropout say
+    device = resolve_device(local_device(config.device))
     prepare_device(device)
-    interrupts = Interrupts()
+    interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
     env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)  # Ray's workers have theirs
     action_spec = ActionSpec(env.action_space)
     agent = build_agent(
@@ -118,6 +130,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         auxiliary_head=config.aux.enabled,
         seed=model_seed,
     ).to(device)
+    broadcast_(agent)
     learner = Learner(
         config=config,
         agent=agent,
@@ -147,7 +160,9 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         ),
         advantage_normalizer=AdvantageNormalizer(config.advantage.span) if config.advantage.normalize else None,
         env=env,
-        auxiliary=_auxiliary(config, learner, env, num_envs, stream_seed(seed, "auxiliary", rank(), 0), segments),
+        auxiliary=_auxiliary(
+            config, learner, env, num_envs, stream_seed(seed, "auxiliary", rank(), env_stream), segments
+        ),
     )
 
 
@@ -155,6 +170,13 @@ def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
     """A seed for one purpose of one worker; different arguments give independent ones."""
     words = [seed, *name.encode(), worker, number]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """All tensors in nested dictionaries, in order."""
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in _tensors(value)]
+    return [state] if isinstance(state, torch.Tensor) else []
 
 
 def _auxiliary(
@@ -215,7 +237,7 @@ def _source(
 ) -> RolloutSource:
     source = config.rollout.source
     if source.ray_workers:
-        num_envs = config.env.num_envs // world_size()
+        num_envs = share_of(config.env.num_envs)
         return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
     collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
     if source.kind == "asynchronous":

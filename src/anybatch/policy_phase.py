@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anybatch.config import PolicyConfig, TrainConfig
 from anybatch.diagnostics import Averages, policy_statistics
-from anybatch.distributed import mean_gradients_, world_size
+from anybatch.distributed import check_alone, mean_gradients_
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.minibatches import Batch, Minibatch, shuffled
@@ -43,8 +43,12 @@ class Learner:
     @property
     def micro_batch(self) -> int:
         """Most samples in one forward-backward pass, by the configuration or the device."""
-        on_gpu = next(self.agent.parameters()).device.type == "cuda"
-        return self.config.micro_batch or (2048 if on_gpu else 256)
+        return self.config.micro_batch or (2048 if self.device.type == "cuda" else 256)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the networks are."""
+        return next(self.agent.parameters()).device
 
 
 def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
@@ -93,6 +97,7 @@ def _check_finite(seen: Mapping[str, float], agent: Agent) -> None:
 
 
 Losses = tuple[Tensor, Mapping[str, Tensor]]
+"""A scalar loss with its gradient, and what was seen, by name."""
 
 
 def _epochs(
@@ -108,14 +113,14 @@ def _epochs(
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
             for piece in minibatch.pieces(learner.micro_batch):  # bounds memory; the gradients add up to the same
-                learner.interrupts.check()
+                check_alone(learner.interrupts)
                 share = len(piece) / len(minibatch)
                 loss, seen = loss_function(piece, learner)
                 (loss * share).backward()
                 statistics.add(seen, share)
-            mean_gradients_(parameters)
+            mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
             if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
-                learner.noise.add(parameters, optimizer, len(minibatch) * world_size())
+                learner.noise.add(parameters, optimizer, round(config.optimization_batch))
             clip_gradients_(parameters, config.optimizer.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -19,12 +19,13 @@ from anybatch.atomic import remove_leftovers, write_text
 from anybatch.changes import Change
 from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict, to_yaml
-from anybatch.distributed import is_main, world_size
+from anybatch.distributed import any_worker, everyone, gather_to_main, is_main, on_main, wait_for_all
 from anybatch.doctor import LiveDoctor
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.logs import Logs, open_logs
 from anybatch.rollout import Sampled
 from anybatch.scaling import table
+from anybatch.worker_states import own_part
 
 CONFIG, CHECKPOINTS, SEGMENTS = "config.yaml", "checkpoints", "segments"
 PROGRESS, SCALING_TABLE, SCALING_JSON = "progress.csv", "scaling.txt", "scaling.json"
@@ -54,6 +55,7 @@ class Run:
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
         if state is not None:
             self._load_state_dict(state)
+        self._quiet = quiet
         self._doctor = None if quiet else LiveDoctor(config)
         self._logs: Logs | None = None
         if is_main():
@@ -92,14 +94,16 @@ class Run:
 
         Args:
             statistics: columns of progress.csv besides the counters.
-            sampled: environment steps and ended episodes since the last iteration, of this worker.
+            sampled: environment steps and ended episodes since the last iteration, of this worker; those of the
+                others are counted as well.
             state: gives what a checkpoint keeps of everything but this object.
         """
         now = time.monotonic()
         elapsed, self._clock = now - self._clock, now
         self.seconds += elapsed
         self.iteration += 1
-        env_steps = sampled.env_steps * world_size()
+        sampled = _of_all_workers(sampled)
+        env_steps = sampled.env_steps
         self.env_steps += env_steps
         self.gradient_steps += int(statistics.pop("gradient_steps"))
         self.episodes += len(sampled.episode_returns)
@@ -122,15 +126,19 @@ class Run:
             for finding in self._doctor.look(row) if self._doctor else ():
                 self.message(str(finding))
         # a long iteration may be abandoned by a stop request, so what came before it is always kept
-        if self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS:
+        if any_worker(is_main() and (self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS)):
             self.save(state())
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint now."""
+        """Write a checkpoint now, at the same point of all workers; ``state`` is this worker's."""
         self._checkpoint_at = time.monotonic()
-        if is_main():
-            content = {"run": self.state_dict(), "seed": self.seed, "state": state}
+        workers = gather_to_main(own_part(state))
+        if workers is not None:
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state, "workers": workers}
+            if len(workers) == 1:
+                del content["workers"]  # the state has it all
             checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
+        wait_for_all()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps of this object."""
@@ -155,6 +163,16 @@ class Run:
         if is_main():
             print(text, file=sys.stderr, flush=True)
 
+    def remark(self, text: str) -> None:
+        """Show one line that only the curious need: not to those who asked for quiet."""
+        if not self._quiet:
+            self.message(text)
+
+    def note(self, text: str) -> None:
+        """Show on the progress bar what is going on between two iterations."""
+        if self._logs is not None:
+            self._logs.note(text)
+
     def close(self) -> None:
         """Flush and close the logs."""
         if self._logs is not None:
@@ -167,18 +185,27 @@ def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, cha
     Raises:
         ConfigError: the folder already holds a run, or cannot be written.
     """
-    if (folder / CONFIG).exists():
-        raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
-    try:
-        (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        if is_main():
+
+    def make_folder() -> None:
+        if (folder / CONFIG).exists() and _has_begun(folder):
+            raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
+        try:
+            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             if changes:
                 write_text(folder / SCALING_TABLE, table(changes) + "\n")
                 write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
             write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
-    except OSError as error:
-        raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
+        except OSError as error:
+            raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
+
+    on_main(make_folder)
     return Run(folder, config, seed, quiet=quiet)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is something to lose; a run that found no room for its data has written its configuration alone."""
+    progress = folder / PROGRESS
+    return bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (progress.exists() and progress.stat().st_size > 0)
 
 
 def read_config(folder: Path) -> tuple[TrainConfig, int]:
@@ -207,26 +234,38 @@ def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -
         quiet: show no progress.
 
     Returns:
-        The run, at its newest intact checkpoint, and that checkpoint's state.
+        The run, at its newest intact checkpoint, and that checkpoint's content.
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
         ConfigError: ``total_env_steps`` is not above what is done.
     """
-    config, seed = read_config(folder)
-    content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
-    remove_leftovers(folder / CHECKPOINTS)
-    if total_env_steps is not None:
-        if total_env_steps <= content["run"]["env_steps"]:
-            raise ConfigError(
-                f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
-            )
-        config = replace(config, total_env_steps=total_env_steps)
-        write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+
+    def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
+        config, seed = read_config(folder)
+        content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+        remove_leftovers(folder / CHECKPOINTS)
+        if total_env_steps is not None:
+            if total_env_steps <= content["run"]["env_steps"]:
+                raise ConfigError(
+                    f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
+                )
+            config = replace(config, total_env_steps=total_env_steps)
+            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+        return config, seed, content, passed_over
+
+    config, seed, content, passed_over = on_main(read)  # the others may be on machines without this folder
     run = Run(folder, config, seed, quiet=quiet, state=content["run"])
     for sentence in passed_over:
         run.message(f"{sentence}; going on from the checkpoint before it")
-    return run, content["state"]
+    return run, content
+
+
+def _of_all_workers(sampled: Sampled) -> Sampled:
+    total = Sampled()
+    for one in everyone(sampled):
+        total.add(one)
+    return total
 
 
 def _mean(values: Sequence[float] | deque[int]) -> float:

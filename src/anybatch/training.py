@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from anybatch.advantages import explained_variance, gae
+from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.changes import Change
 from anybatch.config import TrainConfig
-from anybatch.distributed import moments
+from anybatch.distributed import (
+    any_worker,
+    check_equal,
+    is_main,
+    join,
+    mean_over_workers,
+    moments_of,
+    rank,
+    share_of,
+    shares,
+    wait_for_all,
+    world_size,
+)
 from anybatch.errors import CheckpointError, ConfigError, DivergenceError
 from anybatch.interrupts import Interrupted
 from anybatch.memory import keep_freed_memory
@@ -22,8 +36,12 @@ from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.rollout import Rollout
 from anybatch.run import SEGMENTS, Run, create_run, open_run
-from anybatch.sources import staleness
+from anybatch.sources import RolloutSource, staleness
 from anybatch.validation import validate
+from anybatch.worker_states import state_of_worker
+
+_COMPARE_EVERY = 10
+"""Iterations between two comparisons of what all workers should have the same bits of."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +49,20 @@ class TrainResult:
     """How a run ended."""
 
     run_dir: Path
+    """The run folder."""
     env_steps: int
+    """Environment steps done, over all environments."""
     mean_episode_return: float
     """Mean raw return of the last 100 episodes; NaN if none has ended."""
     interrupted: bool
     """A stop was asked for; ``anybatch resume`` goes on."""
 
 
+@join()
 def train(
     config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
 ) -> TrainResult:
-    """Train from scratch.
+    """Train from scratch; started by ``torchrun``, together with the other workers.
 
     Args:
         config: what to train; see :mod:`anybatch.presets`.
@@ -53,18 +74,21 @@ def train(
     Raises:
         ConfigError: a setting makes no sense.
         EnvError: the environment cannot be made, or broke while it ran.
+        WorkerError: another data-parallel worker has died or hangs.
         DivergenceError: training is no longer finite; the last checkpoint stays.
     """
     validate(config)
     if seed < 0:
         raise ConfigError(f"seed is {seed}, but must be at least 0")
     parts = build(config, seed, segments=Path(out) / SEGMENTS)
-    run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
-    _prepare_auxiliary_phase(run, parts)
-    run.save(parts.state_dict())  # so that a run stopped in its first iteration can go on
-    return _run(run, parts)
+    with _closing(parts):
+        run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
+        _prepare_auxiliary_phase(run, parts)
+        run.save(parts.state_dict())  # so that a run stopped in its first iteration can go on
+        return _run(run, parts)
 
 
+@join()
 def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
     """Go on with a run from its newest intact checkpoint.
 
@@ -80,70 +104,99 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
     Raises:
         CheckpointError: there is none, or it does not belong here.
         ConfigError: ``total_env_steps`` is not above what is done.
-        EnvError, DivergenceError: as for :func:`train`.
+        EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
-    run, state = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
+    run, content = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
     validate(run.config)
     # environments that start anew must not replay the levels that the run began with
     parts = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
-    _prepare_auxiliary_phase(run, parts)
-    try:
-        lost = parts.load_state_dict(state)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise CheckpointError(
-            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
-        ) from error
-    for sentence in lost:
-        run.message(sentence)
-    return _run(run, parts)
+    with _closing(parts):
+        _prepare_auxiliary_phase(run, parts)
+        try:
+            given = shares(run.config.env.num_envs, world_size())
+            state, anew = state_of_worker(content, parts.state_dict(), rank(), given)
+            lost = anew + parts.load_state_dict(state)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+            ) from error
+        for sentence in lost if run.iteration else ():  # a run that has only begun loses nothing
+            run.message(sentence)
+        return _run(run, parts)
+
+
+@contextlib.contextmanager
+def _closing(parts: Parts) -> Iterator[None]:
+    """Catch signals, and leave nothing running at the end, whatever ends it."""
+    with parts.learner.interrupts:
+        try:
+            yield
+        finally:
+            if parts.source.close() and not parts.learner.interrupts.broke_off:
+                parts.env.close()
+            if parts.auxiliary:
+                parts.auxiliary.store.close()
 
 
 def _run(run: Run, parts: Parts) -> TrainResult:
     interrupted = False
-    with parts.learner.interrupts:
-        try:
-            _loop(run, parts)
-            if parts.auxiliary and run.finished:
-                parts.auxiliary.store.discard()
-            run.save(parts.state_dict())
-        except Interrupted:
-            interrupted = True
-        finally:
-            run.close()
-            if parts.source.close():
-                parts.env.close()
-            if parts.auxiliary:
-                parts.auxiliary.store.close()
+    try:
+        _loop(run, parts)
+        if parts.auxiliary and run.finished:
+            parts.auxiliary.store.discard()
+        run.save(parts.state_dict())
+    except Interrupted:
+        interrupted = True
+    finally:
+        run.close()
     interrupted = interrupted or not run.finished
     return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted)
 
 
 def _loop(run: Run, parts: Parts) -> None:
     learner, config = parts.learner, run.config
-    keep_freed_memory()
-    while not run.finished and not learner.interrupts.requested:
+    if config.keep_freed_memory and learner.device.type == "cpu" and keep_freed_memory():
+        run.remark("freed memory is kept for the next gradient step (keep_freed_memory)")
+    share = share_of(config.env.num_envs) / config.env.num_envs
+    wait_for_all()
+    while not run.finished and not any_worker(learner.interrupts.requested):
         if parts.auxiliary and parts.auxiliary.due:
             _auxiliary_phase(run, parts, parts.auxiliary)
         learner.optimizers.set_progress(run.progress)
-        rollout = parts.source.next(run.iteration)
+        rollout = _sample(parts.source, run.iteration)
         reward = parts.reward_normalizer(rollout.reward, rollout.first) if parts.reward_normalizer else rollout.reward
         batch, seen = estimate_advantages(rollout, reward, config, parts.advantage_normalizer)
-        seen |= staleness(rollout, run.iteration, config)
-        seen |= policy_phase(batch, learner)
+        trained = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)
+        seen |= mean_over_workers(trained, share)
         if parts.auxiliary:
             parts.auxiliary.after_iteration(batch)
             seen |= parts.auxiliary.statistics()
         del rollout, batch  # so that an auxiliary phase, and the next rollout, have their memory
+        if run.iteration % _COMPARE_EVERY == 0:
+            check_equal(parts.shared_state(), f"after iteration {run.iteration + 1}")
         run.end_iteration(seen, parts.source.drain(), parts.state_dict)
+
+
+def _sample(source: RolloutSource, iteration: int) -> Rollout:
+    """The next rollout; a worker that has to abandon it takes the others along."""
+    rollout = None
+    with contextlib.suppress(Interrupted):
+        rollout = source.next(iteration)
+    if any_worker(rollout is None):
+        raise Interrupted
+    assert rollout is not None
+    return rollout
 
 
 def _auxiliary_phase(run: Run, parts: Parts, auxiliary: AuxiliaryPhase) -> None:
     """Run the phase between two iterations; it can last hours, so it is saved and stopped in its middle."""
+    run.note("auxiliary phase: outputs of the old policy")
     for _ in auxiliary.gradient_steps(run.progress):
-        if parts.learner.interrupts.requested:
+        run.note(f"auxiliary phase: gradient step {auxiliary.steps_done:,} of {auxiliary.steps:,}")
+        if any_worker(parts.learner.interrupts.requested):
             run.save(parts.state_dict())
             raise Interrupted
-        if run.checkpoint_due:
+        if any_worker(is_main() and run.checkpoint_due):
             run.save(parts.state_dict())
     # the next iteration overwrites the files that the checkpoint before refers to
     run.save(parts.state_dict())
@@ -189,13 +242,15 @@ def estimate_advantages(
         discount=config.advantage.discount,
         gae_lambda=config.advantage.gae_lambda,
     )
-    mean, var, count = moments(advantage)
+    (mean, var, count), (_, target_var, _), (_, residual_var, _) = moments_of(
+        advantage, target, target.double() - rollout.value.double()
+    )
     if not torch.isfinite(var):
         raise DivergenceError("advantages are not finite: a reward or value has overflowed; lower optimizer.step_size")
     seen = {
         "advantage_mean": float(mean),
         "advantage_std": float(var.sqrt()),
-        "explained_variance": float(explained_variance(rollout.value, target)),
+        "explained_variance": float((1 - residual_var / target_var).float()) if target_var > 0 else math.nan,
     }
     if normalizer is not None:
         normalizer.update(mean, var, count)
