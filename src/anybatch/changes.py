@@ -23,10 +23,13 @@ class Change:
     field: str
     """Full name with dots."""
     before: Value
+    """Value before the change."""
     after: Value
+    """Value after it."""
     rule: str
     """What was done to the number, like "/ sqrt(16)" or "x 16"; or "as asked", or "yours"."""
     why: str
+    """Why, in a few words; empty where it was asked for."""
 
 
 def apply_changes(config: TrainConfig, changes: Iterable[Change]) -> TrainConfig:

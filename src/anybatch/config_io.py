@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -76,8 +77,13 @@ def field_names(kind: type = TrainConfig, prefix: str = "") -> Iterator[str]:
             yield from field_names(hints[field.name], f"{prefix}{field.name}.")
 
 
+@functools.cache
+def _all_names() -> tuple[str, ...]:
+    return tuple(field_names())
+
+
 def _resolve(name: str) -> str:
-    names = list(field_names())
+    names = _all_names()
     for full in names:
         if name in (full, full.replace(".", "_")):
             return full

@@ -30,6 +30,7 @@ class LoadedPolicy:
     config: TrainConfig
     """The configuration that it was trained with."""
     device: torch.device
+    """Where the networks are."""
 
     def act(
         self, observation: EnvObservation, generator: torch.Generator | None = None, *, greedy: bool = False
@@ -55,7 +56,9 @@ class Evaluation:
     """Raw (not normalised) returns of complete episodes."""
 
     returns: list[float]
+    """Return of each episode, in the environment's own units."""
     lengths: list[int]
+    """Steps of each episode."""
 
     @property
     def mean(self) -> float:

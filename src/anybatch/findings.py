@@ -13,9 +13,11 @@ class Finding:
     check: str
     """Name of the check; live warnings appear once per name and run."""
     severity: Literal["ok", "warning", "error"]
+    """How bad it is: ok, warning or error."""
     seen: str
     """What was seen, with numbers."""
     means: str
+    """What it means."""
     change: str
     """What to change; empty where all is well."""
 

@@ -19,7 +19,9 @@ class Batch:
     """An iteration's data, ready to be optimised on; every tensor is (N, T, ...)."""
 
     observation: Observation
+    """(N, T, ...), or such a tensor for every key."""
     action: Tensor
+    """(N, T, ...) as the policy produced them."""
     behavior_logp: Tensor
     """log-probabilities of the actions under the weights that sampled them."""
     behavior_params: Tensor
@@ -29,6 +31,7 @@ class Batch:
     value: Tensor
     """V(s_t) of the weights that sampled."""
     value_target: Tensor
+    """(N, T) what the value function is trained towards."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,19 @@ class Minibatch:
     """Some samples of a :class:`Batch`, flattened to (B, ...)."""
 
     observation: Observation
+    """(B, ...), or such a tensor for every key."""
     action: Tensor
+    """(B, ...) as the policy produced them."""
     behavior_logp: Tensor
+    """(B,) log pi_behav(a|s)."""
     behavior_params: Tensor
+    """(B, P) raw distribution parameters of the weights that sampled."""
     advantage: Tensor
+    """(B,) advantages, normalised if the configuration says so."""
     value: Tensor
+    """(B,) V(s_t) of the weights that sampled."""
     value_target: Tensor
+    """(B,) what the value function is trained towards."""
 
     def __len__(self) -> int:
         """Number of samples B."""

@@ -21,6 +21,7 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#000000",
 )
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
+"""Colours in the order in which they are used, told apart by colour-blind people too."""
 
 _STYLE = {
     "figure.dpi": 150,

@@ -15,7 +15,9 @@ from anybatch.config_io import override
 from anybatch.envs.registry import environment_id
 
 Env = str | Callable[..., Any]
+"""An environment's id, or a callable that makes one."""
 DEFAULT_ENV = "procgen:starpilot-hard"
+"""What presets train on where nothing else is said."""
 
 
 def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:

@@ -19,6 +19,7 @@ IN_CHECKPOINT = 256_000_000
 
 _SHARE_OF_FREE = 0.8  # training needs memory besides, and checkpoints and logs need disk
 StorageKind = Literal["ram", "disk"]
+"""Where a phase's observations are kept."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,9 @@ class SegmentLayout:
     segments: int
     """Segments of a phase, N_pi."""
     num_envs: int
+    """Environments N of this worker."""
     steps: int
+    """Timesteps per rollout T."""
     arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]]
     """Type and shape of one sample's entry, by name."""
     keys: tuple[str, ...] | None

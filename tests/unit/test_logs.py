@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -203,6 +204,22 @@ def test_the_bar_shows_percent_speed_return_and_time_left(monkeypatch):
     shown = terminal.getvalue()
     for part in ("50%", "100 steps/s", "return 1.50", "ETA 0:00:20"):
         assert part in shown
+
+
+def test_the_bar_shows_what_goes_on_between_two_rows(monkeypatch, tmp_path):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    with logs.open_logs(tmp_path, LogConfig(tensorboard=False), 4000) as run:
+        run.write({"iteration": 1, "env_steps": 1000, "mean_episode_return": 1.5})
+        run.note("auxiliary phase: gradient step 7 of 12")
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "25% auxiliary phase: gradient step 7 of 12" in shown
 
 
 def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeypatch):

@@ -88,12 +88,12 @@ class StackedAuxiliaryPhase:
         config, runs = self._config, len(self._runs)
         with torch.no_grad():
             old_params = self._networks.policy(self._learner.views({"policy": self._weights["policy"]}), vectors)
-        chunks = auxiliary_time_chunks(config.policy_iterations, num_envs, steps, config.minibatches)
+        chunks = auxiliary_time_chunks(config.policy_iterations, num_envs, steps, config.minibatches_per_epoch)
         pieces, length = config.policy_iterations * num_envs * chunks, steps // chunks
         weights = {name: rows.detach().requires_grad_() for name, rows in self._weights.items()}
         sums: dict[str, Tensor] = {}
         for _ in range(config.epochs):
-            for index in dealt(pieces, config.minibatches, self._generators):
+            for index in dealt(pieces, config.minibatches_per_epoch, self._generators):
 
                 def take(tensor: Tensor, index: Tensor = index) -> Tensor:
                     rows = tensor.reshape(runs * pieces, length, *tensor.shape[2:])
@@ -104,7 +104,7 @@ class StackedAuxiliaryPhase:
                 self._optimizer.step(gradients_of_runs(loss, list(weights.values()), runs))
                 for name, value in seen.items():
                     sums[name] = sums[name] + value if name in sums else value
-        gradient_steps = config.epochs * config.minibatches
+        gradient_steps = config.epochs * config.minibatches_per_epoch
         return {name: total / gradient_steps for name, total in sums.items()}
 
     def _loss(
@@ -130,7 +130,7 @@ def auxiliary_phases(
     for run, config in enumerate(configs):
         aux = config.aux
         if aux.enabled and aux.epochs:
-            together.setdefault((aux.policy_iterations, aux.epochs, aux.minibatches), []).append(run)
+            together.setdefault((aux.policy_iterations, aux.epochs, aux.minibatches_per_epoch), []).append(run)
     return [
         StackedAuxiliaryPhase(learner, [configs[r] for r in runs], torch.tensor(runs), [generators[r] for r in runs])
         for runs in together.values()

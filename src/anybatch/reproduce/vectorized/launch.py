@@ -27,8 +27,8 @@ Run = tuple[TrainConfig, int]
 
 MOST_RUNS = 256
 """Runs in a stack beyond which a gradient step is bound by arithmetic, and more of them save nothing."""
-MOST_SAMPLES = 1 << 18
-"""Samples that a stack keeps at a time, which bounds its memory to some hundred megabytes with small observations."""
+MOST_SAMPLES = 1 << 20
+"""Samples that a stack keeps at a time, which bounds its memory to about a gigabyte with small observations."""
 
 
 def launch(

@@ -34,6 +34,7 @@ _WITHOUT_EFFECT = (
     "device",
     "micro_batch",
     "compile",
+    "keep_freed_memory",
     "checkpoint_seconds",
     "keep_checkpoints",
     "env.threads",
