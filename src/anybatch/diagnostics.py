@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,13 +28,14 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
     """Kish's effective sample size of importance weights as a share of the samples, ``(sum w)^2 / (B sum w^2)``.
 
     Args:
-        log_weight: (B,) log importance weights.
+        log_weight: (..., B) log importance weights.
 
     Returns:
-        Scalar in (0, 1]; 1 when all weights are equal.
+        (...) in (0, 1]; 1 when all weights are equal.
     """
-    weight = (log_weight.double() - log_weight.max()).exp()  # the largest is 1: nothing overflows, not all vanish
-    return (weight.sum().square() / (weight.square().sum() * weight.numel())).float()
+    log_weight = log_weight.double()
+    weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()  # the largest is 1: no overflow, and not all vanish
+    return (weight.sum(-1).square() / (weight.square().sum(-1) * weight.shape[-1])).float()
 
 
 def policy_statistics(
@@ -46,7 +48,7 @@ def policy_statistics(
     logp_importance: Tensor,
     config: PolicyConfig,
 ) -> dict[str, Tensor]:
-    """What an iteration logs of the policy, as scalars.
+    """What an iteration logs of the policy, as scalars; over B samples, or over S gradient steps of B samples each.
 
     ``clip_fraction`` of theta/prox, exact ``kl_proximal`` = KL[prox, theta] and ``kl_behavior`` = KL[behav, theta],
     ``importance_capped`` = share of importance weights at the cap, ``effective_sample_size`` of the importance
@@ -59,39 +61,61 @@ def policy_statistics(
         "kl_proximal": proximal.kl(policy).mean(),
         "kl_behavior": behavior.kl(policy).mean(),
         "importance_capped": capped.float().mean(),
-        "effective_sample_size": effective_sample_size(log_weight),
+        "effective_sample_size": effective_sample_size(log_weight).mean(),
         "max_log_ratio": (logp - logp_behavior).abs().max(),
     }
 
 
-class Averages:
-    """Averages statistics over gradient steps; a column starting with ``max_`` keeps the first step's maximum.
+@dataclass(frozen=True)
+class PolicySamples:
+    """What the policies said of some samples in a gradient step: all that :func:`policy_statistics` needs."""
 
-    The first gradient step is the one where ``theta`` still equals the weights that sampled (on fresh data), so what
-    ``max_log_ratio`` shows there is rounding alone.
+    params: Tensor
+    """(B, P) raw distribution parameters of pi_theta, without gradient like the rest."""
+    proximal_params: Tensor
+    behavior_params: Tensor
+    logp: Tensor
+    """(B,) log pi_theta(a|s)."""
+    logp_proximal: Tensor
+    logp_behavior: Tensor
+    logp_importance: Tensor
+
+
+class Averages:
+    """Averages statistics over the gradient steps of an iteration.
+
+    Those of the policies are computed once, at the end, from what was kept of each step: step by step they would take
+    longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
+    what sampled (on fresh data), so that it shows rounding alone.
     """
 
-    def __init__(self) -> None:
-        """Nothing seen yet."""
+    def __init__(self, distribution: Callable[[Tensor], Distribution], config: PolicyConfig) -> None:
+        """Nothing seen yet; ``distribution`` makes one of raw parameters (..., P)."""
+        self._distribution = distribution
+        self._config = config
         # by the names that come together: adding one vector is cheaper than adding its entries one by one
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._weights: dict[tuple[str, ...], float] = defaultdict(float)
-        self._largest: dict[str, Tensor] = {}
+        self._samples: list[PolicySamples] = []
         self._gradient_steps = 0
 
-    def add(self, seen: Mapping[str, Tensor], share: float) -> None:
-        """Add what a piece of a minibatch showed; ``share`` is the piece's part of the minibatch."""
-        names = tuple(name for name in seen if not name.startswith("max_"))
-        values = torch.stack([seen[name] for name in names]) * share
+    def add(self, seen: Mapping[str, Tensor], share: float, samples: PolicySamples | None = None) -> None:
+        """Add what a piece of a minibatch showed.
+
+        Args:
+            seen: scalars by name.
+            share: the piece's part of the minibatch.
+            samples: of the policies; None in a step of the value function alone. All minibatches are equally large.
+        """
+        names = tuple(seen)
+        values = torch.stack(list(seen.values())) * share
         self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
         self._weights[names] += share
-        if self._gradient_steps == 0:
-            for name in (name for name in seen if name not in names):
-                largest = self._largest.get(name, seen[name])
-                self._largest[name] = torch.maximum(largest, seen[name])
+        if samples is not None:
+            self._samples.append(samples)
 
     def end_gradient_step(self) -> None:
-        """The pieces of a gradient step are complete."""
+        """The pieces of a gradient step of the policy are complete."""
         self._gradient_steps += 1
 
     def result(self) -> dict[str, float]:
@@ -103,5 +127,26 @@ class Averages:
                 totals[name] += value
                 weights[name] += self._weights[names]
         averages = {name: total / weights[name] for name, total in totals.items()}
-        largest = {name: float(value) for name, value in self._largest.items()}
-        return {**averages, **largest, "gradient_steps": self._gradient_steps}
+        return {**self._of_policies(), **averages, "gradient_steps": self._gradient_steps}
+
+    @torch.no_grad()
+    def _of_policies(self) -> dict[str, float]:
+        def joined(name: str) -> Tensor:
+            whole = torch.cat([getattr(one, name) for one in self._samples])
+            return whole.view(self._gradient_steps, -1, *whole.shape[1:])  # (S, B, ...)
+
+        if not self._samples:
+            return {}
+        kept = {field.name: joined(field.name) for field in fields(PolicySamples)}
+        seen = policy_statistics(
+            self._distribution(kept["params"]),
+            self._distribution(kept["proximal_params"]),
+            self._distribution(kept["behavior_params"]),
+            kept["logp"],
+            kept["logp_proximal"],
+            kept["logp_behavior"],
+            kept["logp_importance"],
+            self._config,
+        )
+        seen["max_log_ratio"] = (kept["logp"][0] - kept["logp_behavior"][0]).abs().max()
+        return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anybatch.config import PolicyConfig, TrainConfig
-from anybatch.diagnostics import Averages, policy_statistics
+from anybatch.diagnostics import Averages, PolicySamples
 from anybatch.distributed import check_alone, mean_gradients_
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
@@ -69,7 +69,7 @@ def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
     """
     optimizer = learner.config.optimizer
     learner.proximal.before_iteration()
-    statistics = Averages()
+    statistics = Averages(learner.action_spec.distribution, learner.config.policy)
     if learner.optimizers.joint:
         _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_loss, statistics)
     else:
@@ -96,7 +96,7 @@ def _check_finite(seen: Mapping[str, float], agent: Agent) -> None:
         )
 
 
-Losses = tuple[Tensor, Mapping[str, Tensor]]
+Losses = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
 """A scalar loss with its gradient, and what was seen, by name."""
 
 
@@ -110,14 +110,15 @@ def _epochs(
 ) -> None:
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
+    most = learner.micro_batch
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
-            for piece in minibatch.pieces(learner.micro_batch):  # bounds memory; the gradients add up to the same
+            for piece in minibatch.pieces(most):  # bounds memory; the gradients add up to the same
                 check_alone(learner.interrupts)
                 share = len(piece) / len(minibatch)
-                loss, seen = loss_function(piece, learner)
+                loss, seen, samples = loss_function(piece, learner)
                 (loss * share).backward()
-                statistics.add(seen, share)
+                statistics.add(seen, share, samples)
             mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
             if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
                 learner.noise.add(parameters, optimizer, round(config.optimization_batch))
@@ -131,9 +132,9 @@ def _epochs(
 
 def _joint_loss(minibatch: Minibatch, learner: Learner) -> Losses:
     params, value = learner.agent(minibatch.observation)
-    policy, seen = policy_objective(minibatch, params, learner)
+    policy, seen, samples = policy_objective(minibatch, params, learner)
     value_term = value_loss(value, minibatch, learner.config)
-    return policy + value_term, {**seen, "value_loss": value_term.detach()}
+    return policy + value_term, {**seen, "value_loss": value_term.detach()}, samples
 
 
 def _policy_loss(minibatch: Minibatch, learner: Learner) -> Losses:
@@ -142,7 +143,7 @@ def _policy_loss(minibatch: Minibatch, learner: Learner) -> Losses:
 
 def _value_loss(minibatch: Minibatch, learner: Learner) -> Losses:
     loss = value_loss(learner.agent.value(minibatch.observation), minibatch, learner.config)
-    return loss, {"value_loss": loss.detach()}
+    return loss, {"value_loss": loss.detach()}, None
 
 
 def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:
@@ -154,8 +155,8 @@ def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> 
         learner: supplies the proximal policy and the configuration.
     """
     config = learner.config.policy
-    policy = learner.action_spec.distribution(params)
-    proximal = learner.action_spec.distribution(learner.proximal.params(minibatch))  # compute pi_prox for minibatch
+    proximal_params = learner.proximal.params(minibatch)  # compute pi_prox for minibatch
+    policy, proximal = (learner.action_spec.distribution(x) for x in (params, proximal_params))
     logp = policy.log_prob(minibatch.action)
     with torch.no_grad():
         logp_proximal = _proximal_logp(minibatch, proximal, config.proximal)
@@ -163,13 +164,17 @@ def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> 
     logps = (logp, logp_proximal, logp_importance)
     loss = surrogate_loss(config, config, policy, proximal, *logps, minibatch.advantage)
     entropy = policy.entropy().mean()
-    with torch.no_grad():
-        behavior = learner.action_spec.distribution(minibatch.behavior_params)
-        seen = policy_statistics(
-            policy, proximal, behavior, logp, logp_proximal, minibatch.behavior_logp, logp_importance, config
-        )
-        seen |= {"policy_loss": loss, "entropy": entropy}
-    return loss - config.entropy_coefficient * entropy, {name: x.detach() for name, x in seen.items()}
+    samples = PolicySamples(
+        params=params.detach(),
+        proximal_params=proximal_params,
+        behavior_params=minibatch.behavior_params,
+        logp=logp.detach(),
+        logp_proximal=logp_proximal,
+        logp_behavior=minibatch.behavior_logp,
+        logp_importance=logp_importance,
+    )
+    seen = {"policy_loss": loss.detach(), "entropy": entropy.detach()}
+    return loss - config.entropy_coefficient * entropy, seen, samples
 
 
 class Coefficients(Protocol):

@@ -87,17 +87,29 @@ class EpisodeTracker:
         self.first = np.ones(num_envs, dtype=bool)
         self._sampled = Sampled()
 
-    def add(self, reward: np.ndarray, done: np.ndarray) -> None:
-        """Count a step of every environment."""
-        self.returns += reward
-        self.lengths += 1
-        self.first = done
-        self._sampled.env_steps += len(done)
-        if done.any():
-            self._sampled.episode_returns += self.returns[done].tolist()
-            self._sampled.episode_lengths += self.lengths[done].tolist()
-            self.returns[done] = 0
-            self.lengths[done] = 0
+    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Count T steps of every environment.
+
+        Args:
+            reward: (N, T) raw rewards.
+            done: (N, T) bool, an episode ended with the step.
+
+        Returns:
+            (N, T) bool, the step was the first of its episode.
+        """
+        first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
+        start = np.zeros(len(done), dtype=np.int64)
+        for t, env in np.argwhere(done.T):  # in the order in which they ended
+            steps = slice(start[env], t + 1)
+            self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
+            self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
+            self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
+        for env, begin in enumerate(start):
+            self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
+        self.lengths += done.shape[1] - start
+        self.first = done[:, -1].copy()
+        self._sampled.env_steps += done.size
+        return first
 
     def drain(self) -> Sampled:
         """What was counted since the last call."""
@@ -197,7 +209,7 @@ def collect(
     shape = (env.num_envs, steps)
     observations = ObservationBuffer(sampler.observation, steps, device)
     reward = np.empty(shape, dtype=np.float32)
-    first, done, terminated = (np.empty(shape, dtype=bool) for _ in range(3))
+    done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
     actions, params, values = [], [], []
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
@@ -209,7 +221,6 @@ def collect(
             actions.append(action)
             params.append(raw)
             values.append(value)
-            first[:, t] = episodes.first
 
             native = spec.to_env(action)
             with interrupts.breakable():
@@ -217,10 +228,9 @@ def collect(
             sampler.observation = step.observation
             reward[:, t] = step.reward
             done[:, t] = step.done
-            terminated[:, t] = step.terminated if sampler.bootstrap_truncated else step.done
+            terminated[:, t] = step.terminated
             if sampler.bootstrap_truncated and step.final_observation is not None:
                 bootstraps.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
-            episodes.add(step.reward, step.done)
         last_value = agent.value(to_device(sampler.observation, device))
 
         value, action, behavior_params = (torch.stack(x, dim=1) for x in (values, actions, params))
@@ -233,6 +243,9 @@ def collect(
     next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
     for index, t, final_value in bootstraps:
         next_value[torch.from_numpy(index).to(device), t] = final_value
+    first = episodes.add(reward, done)
+    if not sampler.bootstrap_truncated:
+        terminated = done
     flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
     reward_t, first_t, done_t, terminated_t = flags
     return Rollout(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anybatch.config import PolicyConfig
-from anybatch.diagnostics import Averages, clip_fraction, effective_sample_size, policy_statistics
+from anybatch.diagnostics import Averages, PolicySamples, clip_fraction, effective_sample_size, policy_statistics
 from anybatch.models.distributions import Categorical
 
 
@@ -55,22 +55,52 @@ def test_policy_statistics_by_hand() -> None:
         assert seen[name].item() == pytest.approx(value, rel=1e-5), name
 
 
+def samples(theta: Categorical, prox: Categorical, behav: Categorical, action: torch.Tensor) -> PolicySamples:
+    logp, logp_prox, logp_behav = (d.log_prob(action) for d in (theta, prox, behav))
+    return PolicySamples(theta.params, prox.params, behav.params, logp, logp_prox, logp_behav, logp_behav)
+
+
 def test_averages_over_pieces_and_steps() -> None:
-    averages = Averages()
-    # first gradient step in two pieces of 1/4 and 3/4: x = 1/4 * 4 + 3/4 * 8 = 7, max 5
-    averages.add({"x": torch.tensor(4.0), "max_y": torch.tensor(2.0)}, 0.25)
-    averages.add({"x": torch.tensor(8.0), "max_y": torch.tensor(5.0)}, 0.75)
+    averages = Averages(Categorical, PolicyConfig())
+    # first gradient step in two pieces of 1/4 and 3/4: x = 1/4 * 4 + 3/4 * 8 = 7; second: x = 1
+    averages.add({"x": torch.tensor(4.0)}, 0.25)
+    averages.add({"x": torch.tensor(8.0)}, 0.75)
     averages.end_gradient_step()
-    # second: x = 1; its maximum does not count, being no longer that of the weights that sampled
-    averages.add({"x": torch.tensor(1.0), "max_y": torch.tensor(9.0)}, 1.0)
+    averages.add({"x": torch.tensor(1.0)}, 1.0)
     averages.end_gradient_step()
-    assert averages.result() == {"x": pytest.approx(4.0), "max_y": 5.0, "gradient_steps": 2}
+    assert averages.result() == {"x": pytest.approx(4.0), "gradient_steps": 2}
 
 
 def test_averages_of_statistics_that_not_every_step_has() -> None:
-    averages = Averages()
+    averages = Averages(Categorical, PolicyConfig())
     averages.add({"value_loss": torch.tensor(3.0)}, 1.0)  # a step of the value function alone
-    averages.add({"entropy": torch.tensor(0.5), "max_y": torch.tensor(1.0)}, 1.0)
+    averages.add({"entropy": torch.tensor(0.5)}, 1.0)
     averages.end_gradient_step()
     result = averages.result()
-    assert (result["value_loss"], result["entropy"], result["max_y"], result["gradient_steps"]) == (3.0, 0.5, 1.0, 1)
+    assert (result["value_loss"], result["entropy"], result["gradient_steps"]) == (3.0, 0.5, 1)
+
+
+def test_what_the_policies_said_is_averaged_over_gradient_steps() -> None:
+    """Two steps of four samples, the first in two pieces, give the mean of what each step would give alone."""
+    config = PolicyConfig(clip=0.05, max_importance_ratio=1.1)
+    averages, alone = Averages(Categorical, config), []
+    for cuts in (slice(0, 3), slice(3, 4)), (slice(0, 4),):
+        theta, prox, behav = (Categorical(torch.randn(4, 3)) for _ in range(3))
+        action = torch.randint(0, 3, (4,))
+        whole = samples(theta, prox, behav, action)
+        logps = (whole.logp, whole.logp_proximal, whole.logp_behavior, whole.logp_importance)
+        alone.append(policy_statistics(theta, prox, behav, *logps, config))
+        for cut in cuts:
+            parts = (Categorical(d.params[cut]) for d in (theta, prox, behav))
+            averages.add({"x": torch.tensor(0.0)}, 0.5, samples(*parts, action[cut]))
+        averages.end_gradient_step()
+    result = averages.result()
+    for name in alone[0].keys() - {"max_log_ratio"}:
+        assert result[name] == pytest.approx(float(alone[0][name] + alone[1][name]) / 2, rel=1e-5), name
+    assert result["max_log_ratio"] == pytest.approx(float(alone[0]["max_log_ratio"]))  # of the first step alone
+    assert alone[0]["max_log_ratio"] != alone[1]["max_log_ratio"]
+
+
+def test_effective_sample_size_of_several_steps() -> None:
+    # weights 1 2 3: 6/7; equal weights: 1
+    assert effective_sample_size(logs(1, 2, 3, 5, 5, 5).view(2, 3)).tolist() == pytest.approx([6 / 7, 1])

@@ -205,13 +205,26 @@ def test_episodes_are_counted_with_raw_rewards() -> None:
 
 def test_restart_drops_the_episodes_that_run() -> None:
     tracker = EpisodeTracker(2)
-    tracker.add(np.array([1.0, 2.0]), np.array([False, True]))
+    tracker.add(np.array([[1.0], [2.0]]), np.array([[False], [True]]))
     tracker.restart()
-    tracker.add(np.array([5.0, 7.0]), np.array([True, True]))
+    tracker.add(np.array([[5.0], [7.0]]), np.array([[True], [True]]))
     sampled = tracker.drain()
     assert sampled.episode_returns == [2.0, 5.0, 7.0]
     assert sampled.episode_lengths == [1, 1, 1]
     assert sampled.env_steps == 4
+
+
+def test_episodes_within_and_across_rollouts_in_the_order_of_their_ends() -> None:
+    tracker = EpisodeTracker(2)
+    done = np.array([[False, True, True, False], [True, False, False, False]])
+    first = tracker.add(np.array([[1, 2, 4, 8], [16, 32, 64, 128]], np.float32), done)
+    assert first.tolist() == [[True, False, True, True], [True, True, False, False]]
+    # environment 1 ends 16 at t = 0; environment 0 ends 1 + 2 at t = 1 and 4 at t = 2
+    assert tracker.drain().episode_returns == [16, 3, 4]
+    first = tracker.add(np.array([[1], [1]], np.float32), np.array([[True], [True]]))
+    assert first.tolist() == [[False], [False]]
+    sampled = tracker.drain()  # 8 + 1 in 2 steps, 32 + 64 + 128 + 1 in 4
+    assert (sampled.episode_returns, sampled.episode_lengths) == ([9, 225], [2, 4])
 
 
 def test_a_stop_request_ends_sampling() -> None:

@@ -86,7 +86,8 @@ class ActionSpec:
             # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
             scaled = (array * self._scale + self._center).astype(self.space.dtype)
             return np.asarray(np.minimum(np.maximum(scaled, self.space.low), self.space.high))
-        array = array.reshape(array.shape[: array.ndim - len(self.shape)] + tuple(self.space.shape or ()))
+        if self.shape != self.space.shape:
+            array = array.reshape(array.shape[: array.ndim - len(self.shape)] + tuple(self.space.shape or ()))
         if isinstance(self.space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             array = array + self.space.start
         return np.asarray(array, dtype=self.space.dtype)

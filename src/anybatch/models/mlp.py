@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from anybatch.errors import EnvError
 from anybatch.models.layers import positive_integer
@@ -35,14 +36,14 @@ class MlpEncoder(nn.Module):
         self._sizes: tuple[int, ...] = ()
         self._scale = 1.0
         size = self._prepare(observation_space)
-        modules: list[nn.Module] = []
+        self._dense: list[nn.Linear] = []
         for _ in range(positive_integer("depth", depth)):
             layer = nn.Linear(size, width)
             nn.init.orthogonal_(layer.weight, math.sqrt(2))
             nn.init.zeros_(layer.bias)
-            modules += [layer, nn.Tanh()]
+            self._dense.append(layer)
             size = width
-        self.layers = nn.Sequential(*modules)
+        self.layers = nn.Sequential(*[module for layer in self._dense for module in (layer, nn.Tanh())])
 
     def _prepare(self, space: gym.Space[Any]) -> int:
         """Set how observations become vectors, and return the length of those."""
@@ -75,5 +76,7 @@ class MlpEncoder(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """Features (B, width), between -1 and 1, of observations (B, ...)."""
-        features: Tensor = self.layers(self.vectors(observation))
+        features = self.vectors(observation)
+        for layer in self._dense:  # not by calling the modules, which at a batch of one takes longer than what they do
+            features = torch.tanh(functional.linear(features, layer.weight, layer.bias))
         return features
