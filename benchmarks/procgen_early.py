@@ -19,15 +19,23 @@ from collections import defaultdict
 from pathlib import Path
 
 from anybatch.config_io import override
-from anybatch.logs import read_progress
 from anybatch.plots import BLACK, BLUE, VERMILION, figure, in_millions
 from anybatch.presets import PRESETS
+from anybatch.progress import read_progress
 from anybatch.training import resume, train
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "results" / "reference" / "procgen_hard_published_curves.csv.gz"
 POINTS = (262_144, 524_288, 1_048_576, 1_572_864, 2_031_616, 2_949_120)
-KEPT = ("iteration", "env_steps", "seconds", "mean_episode_return", "mean_episode_return_400", "episodes")
+KEPT = (
+    "iteration",
+    "env_steps",
+    "seconds",
+    "mean_episode_return",
+    "mean_episode_return_400",
+    "episodes",
+    "explained_variance",
+)
 
 
 def run(preset: str, games: list[str], seeds: list[int], steps: int, runs: Path, threads: int) -> None:

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from anybatch.atomic import write_text
-from anybatch.logs import read_progress
+from anybatch.progress import read_progress
 from anybatch.reproduce.tables import markdown
 
 TASKS = {

@@ -9,9 +9,10 @@ How to run it:
 
     python examples/ppo_ewma_single_file.py
     python examples/ppo_ewma_single_file.py --env-id Acrobot-v1 --num-envs 16 --total-timesteps 300000
-    python examples/ppo_ewma_single_file.py --divide-batch-by 8 --num-envs 1   # nearly the same curve
+    python examples/ppo_ewma_single_file.py --divide-batch-by 8 --num-envs 1 --update-epochs 1
 
-With `--divide-batch-by c` the hyperparameters are those that were tuned at a batch c times as large.
+With `--divide-batch-by c` the hyperparameters are those that were tuned at a batch c times as large; that holds best
+with one epoch, as the rules assume.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anybatch.config import OptimizerConfig
-from anybatch.distributed import check_alone, mean_gradients_, mean_over_workers
+from anybatch.distributed import check_alone, everyone, mean_gradients_, mean_over_workers
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, auxiliary_time_chunks, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
@@ -217,8 +217,11 @@ class AuxiliaryPhase:
         self._steps, self._has_old_params = state["steps"], state["has_old_params"]
         self._sums, self._finished = state["sums"].clone(), dict(state["finished"])
         self._total_steps = state["total_steps"]
-        if self.store.load_state_dict(state["segments"]):
+        kept = self.store.load_state_dict(state["segments"])
+        if all(everyone(kept)):  # a phase is of all workers or of none
             return True
+        if kept:
+            self.store.clear()
         if self._steps:
             self._begin_policy_phase()
         self._has_old_params = False

@@ -118,10 +118,8 @@ def _list(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     parsed = tyro.cli(RunArguments, args=arguments, prog="anybatch reproduce run")
-    from anybatch.reproduce.registry import figures_of
-
     suite, place = parsed.selection.chosen(), parsed.selection.place()
-    figures = figures_of(parsed.figure)
+    figures = _figures(suite, parsed.figure)
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
     from anybatch.reproduce.manifest import Call, add_call, processor_seconds
@@ -136,7 +134,7 @@ def _run(arguments: list[str]) -> int:
         figures,
         place,
         launcher=parsed.launcher,
-        processes=parsed.processes or (os.cpu_count() or 1),
+        processes=parsed.processes or (None if parsed.launcher == "ray" else os.cpu_count() or 1),
         on_done=lambda done, total: _show(done, total, began),
     )
     if not complete:
@@ -179,12 +177,23 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
 
 def _draw(arguments: list[str]) -> int:
     parsed = tyro.cli(DrawArguments, args=arguments, prog="anybatch reproduce draw")
-    from anybatch.reproduce.registry import FIGURES, figures_of
-
-    asked = figures_of(parsed.figure)
-    figures = asked if parsed.figure == "all" else [FIGURES[parsed.figure]]
-    _draw_all(parsed.selection.chosen(), figures, parsed.selection.place())
+    suite = parsed.selection.chosen()
+    figures = _figures(suite, parsed.figure)
+    _draw_all(suite, figures if parsed.figure == "all" else figures[-1:], parsed.selection.place())
     return 0
+
+
+def _figures(suite: Suite, name: str) -> list[Figure]:
+    """A figure with what it reads, or all, as far as the suite has tasks for them."""
+    from anybatch.reproduce.registry import figures_of, with_tasks
+
+    asked = figures_of(name)
+    kept = with_tasks(suite, asked)
+    if name != "all" and asked[-1] not in kept:
+        raise ConfigError(f"games leaves no task for {name}: the games named are none of its own")
+    if left_out := [figure.name for figure in asked if figure not in kept]:
+        print(f"no task among the games named, left out: {', '.join(left_out)}", file=sys.stderr)
+    return kept
 
 
 def _draw_all(suite: Suite, figures: list[Figure], place: Place) -> None:
@@ -200,12 +209,12 @@ def _draw_all(suite: Suite, figures: list[Figure], place: Place) -> None:
 
 def _status(arguments: list[str]) -> int:
     parsed = tyro.cli(StatusArguments, args=arguments, prog="anybatch reproduce status")
-    from anybatch.reproduce.registry import FIGURES
+    from anybatch.reproduce.registry import FIGURES, with_tasks
     from anybatch.reproduce.run import is_done
     from anybatch.reproduce.suite import work_of
 
     suite, place = parsed.selection.chosen(), parsed.selection.place()
-    for figure in FIGURES.values():
+    for figure in with_tasks(suite, list(FIGURES.values())):
         jobs = work_of(suite, [figure]).jobs
         done = sum(is_done(suite, cell, seed, place) for cell, seed in jobs)
         drawn = "table" if place.table(figure.name).exists() else "no table"

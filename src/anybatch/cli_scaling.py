@@ -20,7 +20,7 @@ from anybatch.doctor import examine
 from anybatch.errors import ConfigError
 from anybatch.findings import Finding
 from anybatch.foreign import translate
-from anybatch.logs import read_progress
+from anybatch.progress import read_progress
 from anybatch.run import PROGRESS, read_config
 from anybatch.scaling_options import Adjustments, TrainScaling
 from anybatch.validation import validate

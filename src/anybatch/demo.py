@@ -9,9 +9,9 @@ from pathlib import Path
 
 from anybatch.errors import AnybatchError
 from anybatch.evaluation import evaluate, initial_policy, load_policy
-from anybatch.logs import read_progress
 from anybatch.plots import BLUE, VERMILION, figure, in_millions
 from anybatch.presets import ppo_ewma
+from anybatch.progress import read_progress
 from anybatch.training import train
 
 GAME = "procgen:bigfish-easy"

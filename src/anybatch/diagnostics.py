@@ -86,7 +86,8 @@ class Averages:
 
     Those of the policies are computed once, at the end, from what was kept of each step: step by step they would take
     longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
-    what sampled (on fresh data), so that it shows rounding alone.
+    what sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs of its own
+    on a shared encoder.
     """
 
     def __init__(self, distribution: Callable[[Tensor], Distribution], config: PolicyConfig) -> None:

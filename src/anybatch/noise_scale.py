@@ -106,9 +106,10 @@ class NoiseScale:
             "window": dict(self._window),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self._signal, self._noise, self._window = dict(state["signal"]), dict(state["noise"]), dict(state["window"])
+    def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
+        """Restore what :meth:`state_dict` gave; gradients will be on ``device``."""
+        self._signal, self._noise = dict(state["signal"]), dict(state["noise"])
+        self._window = {k: x.to(device) if isinstance(x, Tensor) else x for k, x in state["window"].items()}
         self._correlation, self._weight = state.get("correlation", (0.0, 0.0))
         if "products" not in self._window:  # of an earlier version
             self._window = {}

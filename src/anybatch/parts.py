@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from anybatch.config import TrainConfig
 from anybatch.distributed import broadcast_, is_distributed, local_device, rank, share_of, shares, world_size
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.make import make
-from anybatch.errors import ConfigError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import build_agent
@@ -55,6 +55,7 @@ class Parts:
             "proximal": self.learner.proximal.state_dict(),
             "shuffle": self.learner.shuffle.get_state(),
             "torch": torch.get_rng_state(),
+            **({"torch_cuda": torch.cuda.get_rng_state(self.learner.device)} if self.learner.on_gpu else {}),
             "source": self.source.state_dict(),
             **({"noise_scale": self.learner.noise.state_dict()} if self.learner.noise else {}),
             **{name: part.state_dict() for name, part in self._normalizers().items()},
@@ -78,8 +79,15 @@ class Parts:
         self.learner.proximal.load_state_dict(state["proximal"])
         self.learner.shuffle.set_state(state["shuffle"])
         torch.set_rng_state(state["torch"])
+        if self.learner.on_gpu != ("torch_cuda" in state):
+            lost.append(
+                "the run goes on on another kind of device (CPU or GPU): actions are drawn with other random numbers "
+                "than they would have been, and rounding differs"
+            )
+        elif self.learner.on_gpu:
+            torch.cuda.set_rng_state(state["torch_cuda"], self.learner.device)
         if self.learner.noise:
-            self.learner.noise.load_state_dict(state["noise_scale"])
+            self.learner.noise.load_state_dict(state["noise_scale"], self.learner.device)
         for name, part in self._normalizers().items():
             part.load_state_dict(state[name])
         if self.auxiliary and not self.auxiliary.load_state_dict(state["auxiliary"]):
@@ -121,48 +129,52 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     prepare_device(device)
     interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
     env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)  # Ray's workers have theirs
-    action_spec = ActionSpec(env.action_space)
-    agent = build_agent(
-        config.model,
-        env.observation_space,
-        env.action_space,
-        precision=resolve_precision(config.precision, device),
-        auxiliary_head=config.aux.enabled,
-        seed=model_seed,
-    ).to(device)
-    broadcast_(agent)
-    learner = Learner(
-        config=config,
-        agent=agent,
-        action_spec=action_spec,
-        proximal=_proximal(config, agent.policy),
-        optimizers=Optimizers(agent, config.optimizer),
-        shuffle=torch.Generator().manual_seed(shuffle_seed),
-        interrupts=interrupts,
-        noise=_noise_scale(config) if config.log.noise_scale else None,
-    )
-    if config.compile:
-        _compile(learner)
-    bootstrap = config.env.bootstrap_truncated
-    sampler = Sampler(
-        env,
-        action_spec,
-        bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
-        generator=torch.Generator(device).manual_seed(action_seed),
-    )
+    with contextlib.ExitStack() as undo:
+        undo.callback(env.close)
+        action_spec = ActionSpec(env.action_space)
+        agent = build_agent(
+            config.model,
+            env.observation_space,
+            env.action_space,
+            precision=resolve_precision(config.precision, device),
+            auxiliary_head=config.aux.enabled,
+            seed=model_seed,
+        ).to(device)
+        broadcast_(agent)
+        learner = Learner(
+            config=config,
+            agent=agent,
+            action_spec=action_spec,
+            proximal=_proximal(config, agent.policy),
+            optimizers=Optimizers(agent, config.optimizer),
+            shuffle=torch.Generator().manual_seed(shuffle_seed),
+            interrupts=interrupts,
+            noise=_noise_scale(config) if config.log.noise_scale else None,
+        )
+        if config.compile:
+            _compile(learner)
+        auxiliary_seed = stream_seed(seed, "auxiliary", rank(), env_stream)
+        auxiliary = _auxiliary(config, learner, env, num_envs, auxiliary_seed, segments)
+        bootstrap = config.env.bootstrap_truncated
+        sampler = Sampler(
+            env,
+            action_spec,
+            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
+            generator=torch.Generator(device).manual_seed(action_seed),
+        )
+        # last, for it may start Ray
+        source = _source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream))
+        undo.pop_all()
+    reward, advantage = config.reward, config.advantage
     return Parts(
-        source=_source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream)),
+        source=source,
         learner=learner,
         reward_normalizer=(
-            RewardNormalizer(num_envs, config.reward.return_discount, config.reward.bound)
-            if config.reward.normalize
-            else None
+            RewardNormalizer(num_envs, reward.return_discount, reward.bound) if reward.normalize else None
         ),
-        advantage_normalizer=AdvantageNormalizer(config.advantage.span) if config.advantage.normalize else None,
+        advantage_normalizer=AdvantageNormalizer(advantage.span) if advantage.normalize else None,
         env=env,
-        auxiliary=_auxiliary(
-            config, learner, env, num_envs, stream_seed(seed, "auxiliary", rank(), env_stream), segments
-        ),
+        auxiliary=auxiliary,
     )
 
 
@@ -191,12 +203,8 @@ def _auxiliary(
         num_envs=num_envs,
         steps=config.rollout.steps,
     )
-    try:
-        store = SegmentStore(layout, config.aux.storage, folder)
-        return AuxiliaryPhase(learner, store, torch.Generator().manual_seed(seed))
-    except ConfigError:
-        env.close()
-        raise
+    store = SegmentStore(layout, config.aux.storage, folder)
+    return AuxiliaryPhase(learner, store, torch.Generator().manual_seed(seed))
 
 
 def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:

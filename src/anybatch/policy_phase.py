@@ -43,12 +43,17 @@ class Learner:
     @property
     def micro_batch(self) -> int:
         """Most samples in one forward-backward pass, by the configuration or the device."""
-        return self.config.micro_batch or (2048 if self.device.type == "cuda" else 256)
+        return self.config.micro_batch or (2048 if self.on_gpu else 256)
 
     @property
     def device(self) -> torch.device:
         """Where the networks are."""
         return next(self.agent.parameters()).device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether that is a GPU."""
+        return self.device.type == "cuda"
 
 
 def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:

@@ -25,6 +25,7 @@ _JOIN_SECONDS = 300.0  # also for what is rare and slow: checkpoints, and what i
 _PATIENCE_SECONDS = 16.0
 _NCCL_SECONDS = 30.0  # the first exchange of gradients sets the connections up as well
 _ROLL_CALL_SECONDS = 2.0
+_LET_GO_SECONDS = 0.2
 _VARIABLE = "ANYBATCH_WORKER_TIMEOUT"
 
 _last_meeting = 0.0
@@ -50,6 +51,8 @@ def join() -> Iterator[None]:
             nccl = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
             nccl._set_default_timeout(timedelta(seconds=max(seconds, _NCCL_SECONDS)))
         wait_for_all()
+    except WorkerError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
             f"worker {launched_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
@@ -61,6 +64,9 @@ def join() -> Iterator[None]:
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+        # gloo's threads still let go of the last tensors, for which they need the interpreter; one that is shutting down
+        # would abort
+        time.sleep(_LET_GO_SECONDS)
 
 
 def local_device(name: str) -> str:

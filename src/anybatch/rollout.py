@@ -162,7 +162,8 @@ class Sampler:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
-        self.generator.set_state(state["generator"])
+        if len(state["generator"]) == len(self.generator.get_state()):  # else that of a CPU on a GPU, or the reverse
+            self.generator.set_state(state["generator"])
         if state["env"] is None:
             return False
         self.env.load_state(state["env"])

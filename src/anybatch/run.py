@@ -19,13 +19,13 @@ from anybatch.atomic import remove_leftovers, write_text
 from anybatch.changes import Change
 from anybatch.config import TrainConfig
 from anybatch.config_io import from_dict, to_yaml
-from anybatch.distributed import any_worker, everyone, gather_to_main, is_main, on_main, wait_for_all
+from anybatch.distributed import any_worker, everyone, gather_to_main, is_main, on_main, wait_for_all, world_size
 from anybatch.doctor import LiveDoctor
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.logs import Logs, open_logs
 from anybatch.rollout import Sampled
 from anybatch.scaling import table
-from anybatch.worker_states import own_part
+from anybatch.worker_states import on_cpu, own_part
 
 CONFIG, CHECKPOINTS, SEGMENTS = "config.yaml", "checkpoints", "segments"
 PROGRESS, SCALING_TABLE, SCALING_JSON = "progress.csv", "scaling.txt", "scaling.json"
@@ -132,7 +132,8 @@ class Run:
     def save(self, state: dict[str, Any]) -> None:
         """Write a checkpoint now, at the same point of all workers; ``state`` is this worker's."""
         self._checkpoint_at = time.monotonic()
-        workers = gather_to_main(own_part(state))
+        own = own_part(state)
+        workers = gather_to_main(on_cpu(own) if world_size() > 1 else own)  # a GPU's tensors would land on worker 0's
         if workers is not None:
             content = {"run": self.state_dict(), "seed": self.seed, "state": state, "workers": workers}
             if len(workers) == 1:

@@ -154,7 +154,7 @@ class SegmentStore:
             self._discarded = self._discarded or self.count > 0
             self.clear()
             self.close()
-            _remove_files(self.folder)
+        _remove_files(self.folder)  # also those that a run left which has since gone over to memory
 
     def close(self) -> None:
         """Close the files, which stay for a resumed run."""

@@ -93,7 +93,8 @@ def token_clip_loss(
         advantage: (B,) one for each completion, or (B, T) where ``ratio`` is ``token``.
         mask: (B, T) bool or 0 and 1, tokens that count; the others may hold anything, NaN included.
         weight: the level of theta/behav, which ``bound`` acts on, and of prox/behav.
-        bound: :class:`Truncate` or :class:`Mask`.
+        bound: :class:`Truncate` or :class:`Mask`; where ``ratio`` is another level it acts on the larger of theta/behav
+            and prox/behav, for then each token is weighted by the latter.
         denominator: samples in the whole gradient step, over all micro-batches and workers: the sum of their
             :func:`count` at the level ``ratio``. Divided by this, gradients of micro-batches add up to that of the
             whole; where workers' gradients are averaged instead of added, divide it by their number.
@@ -115,10 +116,13 @@ def token_clip_loss(
     logp, prox, behav = (_zeroed(x, mask) for x in (logp, logp_proximal, logp_behavior))
     log_ratio = _aggregate(logp - prox, mask, ratio)
     log_total = _aggregate(logp.detach() - behav, mask, weight)  # theta/behav, which the bound is about
-    log_prefix = _bounded(_aggregate(prox - behav, mask, weight), log_total, bound)
+    prefix = _aggregate(prox - behav, mask, weight)
+    # a token's weight is its own ratio times its completion's prefix, which is large, too, where theta has moved back
+    largest = log_total if ratio == weight else torch.maximum(log_total, prefix)
+    log_prefix = _bounded(prefix, largest, bound)
     weights = torch.exp((log_ratio + log_prefix).clamp(max=_LARGEST_EXPONENT))
     clipped = clipped_weight(weights, torch.exp(log_ratio.detach()), log_prefix.expand_as(log_ratio), clip)
-    counted = _units(mask, ratio) & _kept(log_total, bound)
+    counted = _units(mask, ratio) & _kept(log_total, bound) & _kept(largest, bound)
     return -_total(torch.minimum(weights * advantage, clipped * advantage), counted) / denominator
 
 

@@ -27,7 +27,7 @@ from anybatch.distributed import (
     wait_for_all,
     world_size,
 )
-from anybatch.errors import CheckpointError, ConfigError, DivergenceError
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.interrupts import Interrupted
 from anybatch.memory import keep_freed_memory
 from anybatch.minibatches import Batch
@@ -116,6 +116,8 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
             given = shares(run.config.env.num_envs, world_size())
             state, anew = state_of_worker(content, parts.state_dict(), rank(), given)
             lost = anew + parts.load_state_dict(state)
+        except AnybatchError:  # says what it is about
+            raise
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"

@@ -76,8 +76,6 @@ def validate(config: TrainConfig) -> TrainConfig:
     """
     for name, (allowed, words) in _RANGES.items():
         value = _get(config, name)
-        if value is None:
-            continue
         if value is None:  # only where its type allows it
             continue
         finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)

@@ -15,12 +15,12 @@ from torch import Tensor
 State = dict[str, Any]
 """What a part keeps in a checkpoint."""
 
-_RANDOM = ("shuffle", "torch")
+_RANDOM = ("shuffle", "torch", "torch_cuda")  # the last one on a GPU alone
 
 
 def own_part(state: State) -> State:
     """The part of :meth:`anybatch.parts.Parts.state_dict` that is this worker's alone."""
-    own = {name: state[name] for name in (*_RANDOM, "source")}
+    own = {name: state[name] for name in (*_RANDOM, "source") if name in state}
     if "reward_normalizer" in state:
         own["return"] = state["reward_normalizer"]["return"]
     if "auxiliary" in state:
@@ -30,12 +30,21 @@ def own_part(state: State) -> State:
 
 def with_own_part(state: State, own: State) -> State:
     """The state that :func:`own_part` was taken from, ``state`` being another worker's."""
-    result = {**state, **{name: own[name] for name in (*_RANDOM, "source")}}
+    result = {**state, **{name: own[name] for name in (*_RANDOM, "source") if name in own}}
     if "return" in own:
         result["reward_normalizer"] = {**state["reward_normalizer"], "return": own["return"]}
     if "auxiliary" in own:
         result["auxiliary"] = {**state["auxiliary"], **own["auxiliary"]}
     return result
+
+
+def on_cpu(state: Any) -> Any:
+    """The same state with its tensors in main memory."""
+    if isinstance(state, dict):
+        return {name: on_cpu(x) for name, x in state.items()}
+    if isinstance(state, list):
+        return [on_cpu(x) for x in state]
+    return state.cpu() if isinstance(state, Tensor) else state
 
 
 def state_of_worker(content: State, fresh: State, number: int, shares: Sequence[int]) -> tuple[State, list[str]]:
@@ -81,14 +90,14 @@ def regrouped(workers: Sequence[State], fresh: State, number: int, shares: Seque
     def deal(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(tensors))[mine].clone()
 
-    own = {name: kept[name] for name in _RANDOM}
+    own = {name: kept[name] for name in _RANDOM if name in kept}
     sources = [worker["source"] for worker in workers]
     own["source"] = _source(sources, kept["source"], mine, deal)
     if "return" in workers[0]:
         own["return"] = deal([worker["return"] for worker in workers])
     if "auxiliary" in workers[0]:
         phases = [worker["auxiliary"] for worker in workers]
-        segments = _segments([phase["segments"] for phase in phases], [len(w["return"]) for w in workers], mine)
+        segments = _segments([phase["segments"] for phase in phases], sum(shares), mine)
         own["auxiliary"] = {**phases[0], "shuffle": kept["auxiliary"]["shuffle"], "segments": segments}
     return own
 
@@ -119,13 +128,16 @@ def _deal_tree(trees: Sequence[Any], deal: Callable[[Sequence[Tensor]], Tensor])
     return deal(trees) if isinstance(trees[0], Tensor) else trees[0]
 
 
-def _segments(segments: Sequence[State], num_envs: Sequence[int], mine: slice) -> State:
+def _segments(segments: Sequence[State], total_envs: int, mine: slice) -> State:
     """A phase's data (segment, environment, time) with the environments shared out anew, if the checkpoint has it."""
     first = segments[0]
     if not first["count"]:
         return first
     if not all("arrays" in one for one in segments):  # in files of the workers that there were
         return {"count": 0, "first": first["first"] + first["count"], "discarded": True}
+
+    sizes = [len(one["arrays"]["value_target"]) for one in segments]
+    num_envs = [size * total_envs // sum(sizes) for size in sizes]
 
     def deal(name: str) -> Tensor:
         apart = [one["arrays"][name] for one in segments]

@@ -64,6 +64,10 @@ def test_environments_keep_their_order_and_their_data(before: int, after: int) -
         fresh = {**new[number], "return": None, "source": new[number]["source"]}
         got = regrouped(old, fresh, number, shares(5, after))
         assert equal(got, new[number])  # random numbers: the old ones where there are any, which are told by number
+        for one in (*old, fresh, new[number]):
+            one.pop("return", None)  # as without a reward normaliser
+        assert equal(regrouped(old, fresh, number, shares(5, after)), new[number])
+        old = together(shares(5, before))
 
 
 def test_environments_that_cannot_be_saved_start_anew() -> None:

@@ -11,8 +11,8 @@ import torch
 
 import anybatch
 from anybatch import checkpoint
-from anybatch.logs import read_progress
 from anybatch.presets import ppo_ewma
+from anybatch.progress import read_progress
 from anybatch.proximal import EwmaProximal
 from anybatch.scaling import scale
 from ppo_ewma_single_file import Args, Ewma, parse, scaled, train

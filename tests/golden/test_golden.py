@@ -14,8 +14,8 @@ import pytest
 
 from anybatch.config_io import override
 from anybatch.evaluation import load_policy
-from anybatch.logs import read_progress
 from anybatch.presets import PRESETS
+from anybatch.progress import read_progress
 from anybatch.training import train
 
 FOLDER = Path(__file__).parent

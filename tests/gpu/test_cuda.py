@@ -119,9 +119,11 @@ def test_images_train_to_the_same_bytes_with_cudnn(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
 
 
-def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole = train(config(), tmp_path / "whole", seed=5, quiet=True)
-    train(config(total_env_steps=8 * 32 * 2), tmp_path / "half", seed=5, quiet=True)
+@pytest.mark.parametrize("age", [8.0, 32.0])  # the second has a window of the noise scale open at the checkpoint
+def test_a_run_goes_on_where_it_stopped(age: float, tmp_path: Path) -> None:
+    changes = {"policy.center_of_mass": age}
+    whole = train(config(**changes), tmp_path / "whole", seed=5, quiet=True)
+    train(config(total_env_steps=8 * 32 * 2, **changes), tmp_path / "half", seed=5, quiet=True)
     resumed = resume(tmp_path / "half", total_env_steps=8 * 32 * 4, quiet=True)
     assert resumed.env_steps == whole.env_steps
     assert resumed.mean_episode_return == whole.mean_episode_return

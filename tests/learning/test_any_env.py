@@ -13,8 +13,8 @@ from gymnasium import spaces
 from torch import nn
 
 from anybatch.evaluation import evaluate, load_policy
-from anybatch.logs import read_progress
 from anybatch.presets import ppo_ewma
+from anybatch.progress import read_progress
 from anybatch.training import train
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -22,7 +22,7 @@ import anybatch.training as training
 from anybatch import checkpoint
 from anybatch.config import TrainConfig
 from anybatch.config_io import override
-from anybatch.errors import CheckpointError, ConfigError
+from anybatch.errors import CheckpointError, ConfigError, EnvError
 from anybatch.interrupts import Interrupts
 from anybatch.parts import Parts, build
 from anybatch.presets import ppo, ppo_ewma
@@ -309,8 +309,8 @@ KILLED = textwrap.dedent(
         fatal = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         os.replace = lambda a, b: (fatal if Path(b).name == "iteration-000000004.ckpt" else replace)(a, b)
     elif moment == "row":
-        import anybatch.logs
-        anybatch.logs.ProgressLog._append = dies(anybatch.logs.ProgressLog._append, 4)
+        import anybatch.progress
+        anybatch.progress.ProgressLog._append = dies(anybatch.progress.ProgressLog._append, 4)
     training.train(config, sys.argv[2], seed, quiet=True)
     """
 )
@@ -436,3 +436,25 @@ def test_a_run_that_died_in_its_first_iteration_can_go_on(tmp_path: Path) -> Non
 def test_a_negative_seed_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed"):
         train(small(iterations=1), tmp_path / "run", seed=-1, quiet=True)
+
+
+def test_a_run_on_another_kind_of_device_goes_on_and_says_so() -> None:
+    parts = build(small(), 0)
+    state = parts.state_dict()
+    assert parts.load_state_dict(state) == []
+    # only a run on a GPU keeps this
+    assert "another kind of device" in parts.load_state_dict({**state, "torch_cuda": torch.zeros(16)})[0]
+    parts.env.close()
+
+
+def test_what_an_environment_says_is_not_taken_for_an_edited_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(small(), tmp_path / "run", 2)
+
+    def refuse(*_: object) -> list[str]:
+        raise EnvError("its wrappers were others")
+
+    monkeypatch.setattr(Parts, "load_state_dict", refuse)
+    with pytest.raises(EnvError, match="its wrappers were others"):
+        resume(tmp_path / "run", quiet=True)

@@ -12,7 +12,7 @@ import pytest
 
 from anybatch.checkpoint import load_newest
 from anybatch.cli import main
-from anybatch.logs import read_progress
+from anybatch.progress import read_progress
 
 CARTPOLE = [
     *("--env.id", "gym:CartPole-v1", "--env.num-envs", "4", "--rollout.steps", "16", "--optimizer.minibatches", "4"),

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anybatch import logs
+from anybatch import logs, progress
 from anybatch.config import LogConfig
 from anybatch.errors import AnybatchError, CheckpointError
 
@@ -24,7 +24,7 @@ def rows(n, start=1):
 
 
 def write(path, some_rows):
-    log = logs.ProgressLog(path)
+    log = progress.ProgressLog(path)
     for row in some_rows:
         log.append(row)
     log.close()
@@ -46,16 +46,16 @@ def test_numbers_read_back_exactly_and_give_the_same_bytes(tmp_path):
     line = b"1,0.10000000149011612,0.3333333333333333,,,inf,1\n"
     assert (tmp_path / "a.csv").read_bytes() == b"iteration,float32,third,nan,none,inf,flag\n" + line + line
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
-    progress = logs.read_progress(tmp_path / "a.csv")
-    assert progress["third"] == [1 / 3, 1 / 3]
-    assert math.isnan(progress["nan"][0])
+    columns = progress.read_progress(tmp_path / "a.csv")
+    assert columns["third"] == [1 / 3, 1 / 3]
+    assert math.isnan(columns["nan"][0])
 
 
 @given(st.lists(st.floats(allow_nan=False), min_size=1, max_size=5))
 def test_any_float_survives(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("run") / "progress.csv"
     write(path, [{"value": value} for value in values])
-    assert logs.read_progress(path)["value"] == values
+    assert progress.read_progress(path)["value"] == values
 
 
 def test_reopening_appends_without_a_second_header(tmp_path):
@@ -73,8 +73,8 @@ def test_a_half_written_last_line_is_moved_away(tmp_path, cut):
     whole = path.read_bytes()
     last = b"3,768,0.3333333333333333\n"
     path.write_bytes(whole + last[:-cut])
-    assert logs.read_progress(path)["iteration"] == [1, 2]  # a reader does not see it either
-    logs.ProgressLog(path).close()
+    assert progress.read_progress(path)["iteration"] == [1, 2]  # a reader does not see it either
+    progress.ProgressLog(path).close()
     assert path.read_bytes() == whole
     assert (tmp_path / "progress-damaged.txt").read_bytes() == last[:-cut] + b"\n"
     write(path, rows(1, start=3))
@@ -86,7 +86,7 @@ def test_zeros_after_a_power_cut_and_a_torn_header_are_moved_away(tmp_path):
     write(path, rows(2))
     whole = path.read_bytes()
     path.write_bytes(whole + b"\0" * 40 + b"\n3,768\n")
-    logs.ProgressLog(path).close()
+    progress.ProgressLog(path).close()
     assert path.read_bytes() == whole
     path.write_bytes(b"iteration,env_st")
     write(path, rows(2))
@@ -97,18 +97,18 @@ def test_zeros_after_a_power_cut_and_a_torn_header_are_moved_away(tmp_path):
 def test_every_row_that_was_appended_survives_kill_9(tmp_path):
     path = tmp_path / "progress.csv"
     program = (
-        "import os, signal; from pathlib import Path; from anybatch.logs import ProgressLog\n"
+        "import os, signal; from pathlib import Path; from anybatch.progress import ProgressLog\n"
         f"log = ProgressLog(Path({str(path)!r}))\n"
         "for i in range(1, 101): log.append({'iteration': i, 'x': i / 7})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
-    assert logs.read_progress(path)["x"] == [i / 7 for i in range(1, 101)]
+    assert progress.read_progress(path)["x"] == [i / 7 for i in range(1, 101)]
 
 
 def test_a_new_column_gives_the_union_header(tmp_path):
     path = tmp_path / "progress.csv"
-    log = logs.ProgressLog(path)
+    log = progress.ProgressLog(path)
     for row in [{"iteration": 1, "a": 0.5}, {"b": 2.5, "iteration": 2}, {"iteration": 3, "a": 1.5, "b": 3.5}]:
         log.append(row)
     log.close()
@@ -118,31 +118,31 @@ def test_a_new_column_gives_the_union_header(tmp_path):
 def test_truncate_after_moves_later_rows_so_that_each_iteration_stands_once(tmp_path):
     path = tmp_path / "progress.csv"
     write(path, rows(5))
-    log = logs.ProgressLog(path)
+    log = progress.ProgressLog(path)
     assert log.truncate_after(3) == 2
     for row in rows(3, start=4):
         log.append(row)
     log.close()
-    assert logs.read_progress(path)["iteration"] == [1, 2, 3, 4, 5, 6]
-    assert logs.read_progress(tmp_path / "progress-lost.csv")["iteration"] == [4, 5]
-    again = logs.ProgressLog(path)
+    assert progress.read_progress(path)["iteration"] == [1, 2, 3, 4, 5, 6]
+    assert progress.read_progress(tmp_path / "progress-lost.csv")["iteration"] == [4, 5]
+    again = progress.ProgressLog(path)
     assert again.truncate_after(5) == 1
     assert again.truncate_after(5) == 0
     again.close()
-    assert logs.read_progress(tmp_path / "progress-lost.csv")["iteration"] == [4, 5, 6]
+    assert progress.read_progress(tmp_path / "progress-lost.csv")["iteration"] == [4, 5, 6]
     write(tmp_path / "once.csv", rows(5))
     assert path.read_bytes() == (tmp_path / "once.csv").read_bytes()
 
 
 def test_truncating_a_new_run_or_a_foreign_file(tmp_path):
-    log = logs.ProgressLog(tmp_path / "progress.csv")
+    log = progress.ProgressLog(tmp_path / "progress.csv")
     assert log.truncate_after(0) == 0
     log.append({"loss": 1.0})
     with pytest.raises(CheckpointError, match="no column 'iteration'"):
         log.truncate_after(0)
     log.close()
     with pytest.raises(CheckpointError, match="does not exist"):
-        logs.read_progress(tmp_path / "nowhere.csv")
+        progress.read_progress(tmp_path / "nowhere.csv")
 
 
 def events(run_dir):
@@ -167,7 +167,7 @@ def test_tensorboard_events_are_readable_and_hidden_after_a_resume(tmp_path):
     with logs.open_logs(tmp_path, config, 1024, quiet=True, resume_after=1) as run:
         run.write({"iteration": 2, "env_steps": 512, "entropy": 0.75, "mean_episode_return": 4})
     assert events(tmp_path)["entropy"] == [(256, 0.5), (512, 0.75)]
-    assert logs.read_progress(tmp_path / "progress.csv")["entropy"] == [0.5, 0.75]
+    assert progress.read_progress(tmp_path / "progress.csv")["entropy"] == [0.5, 0.75]
 
 
 def test_a_run_that_starts_again_has_each_iteration_once(tmp_path):
@@ -175,7 +175,7 @@ def test_a_run_that_starts_again_has_each_iteration_once(tmp_path):
         with logs.open_logs(tmp_path, LogConfig(), 1024, quiet=True) as run:
             for row in rows(count):
                 run.write(row)
-    assert logs.read_progress(tmp_path / "progress.csv")["iteration"] == [1, 2]
+    assert progress.read_progress(tmp_path / "progress.csv")["iteration"] == [1, 2]
     assert events(tmp_path)["iteration"] == [(256, 1.0), (512, 2.0)]
 
 
@@ -262,12 +262,12 @@ def test_closing_goes_on_after_a_sink_fails(tmp_path):
         def close(self):
             raise OSError("gone")
 
-    progress = logs.ProgressLog(tmp_path / "progress.csv")
-    run = logs.Logs([Broken(), progress])
+    log = progress.ProgressLog(tmp_path / "progress.csv")
+    run = logs.Logs([Broken(), log])
     run.write(rows(1)[0])
     with pytest.raises(OSError, match="gone"):
         run.close()
-    assert progress._file.closed
+    assert log._file.closed
     run.close()
 
 

@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from anybatch.checkpoint import load_newest
-from anybatch.logs import read_progress
 from anybatch.noise_scale import NoiseScale, adam_denominator, ratio, signal_and_noise, window_steps
 from anybatch.presets import ppo_ewma
+from anybatch.progress import read_progress
 from anybatch.training import resume, train
 
 DIMENSIONS = 2000

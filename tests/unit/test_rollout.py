@@ -166,6 +166,15 @@ def test_sampler_state_round_trip() -> None:
         assert torch.equal(value, restored.episodes.state_dict()[name]), name
 
 
+def test_random_numbers_of_another_kind_of_device_are_left_aside() -> None:
+    original, restored = sampler(Counter()), sampler(Counter(), seed=99)
+    sample(original, 4)
+    before = restored.generator.get_state()
+    state = {**original.state_dict(), "generator": torch.zeros(16, dtype=torch.uint8)}  # a GPU's has 16 bytes
+    assert restored.load_state_dict(state)
+    assert torch.equal(restored.generator.get_state(), before)
+
+
 def test_an_environment_that_cannot_be_saved_starts_new_episodes() -> None:
     class Unsavable(Counter):
         def save_state(self) -> None:  # type: ignore[override]

@@ -14,10 +14,10 @@ import torch
 from anybatch.checkpoint import load_newest
 from anybatch.config import TrainConfig
 from anybatch.config_io import override
-from anybatch.logs import read_progress
 from anybatch.observations import leaves
 from anybatch.parts import build
 from anybatch.presets import ppo
+from anybatch.progress import read_progress
 from anybatch.rollout import Rollout, Sampled
 from anybatch.sources import Delayed, Synchronous, staleness
 from anybatch.training import train

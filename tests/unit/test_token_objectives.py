@@ -238,3 +238,17 @@ def test_refuses(changes: dict[str, Any], words: str) -> None:
 def test_bounds_that_make_no_sense(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
+
+
+def test_a_bound_limits_the_weight_of_tokens_whose_policy_has_moved_back() -> None:
+    # prox - behav = .1 and theta - prox = -.1 at each of 100 tokens: theta/behav = 1, and prox/behav = e^10. Truncated
+    # at 100, a token's weight is 100 e^-.1 = 90.48; masked, the completion does not count
+    shape = (1, 100)
+    behav = torch.full(shape, -2.0)
+    prox, logp, mask = behav + 0.1, behav.clone(), torch.ones(shape)
+    arguments = (logp, prox, behav, torch.ones(1, 100), mask)
+    for bound, expected in ((Truncate(100.0), -100 * math.exp(-0.1)), (Mask(0.01, 100.0), 0.0)):
+        loss = token_clip_loss(
+            *arguments, weight="sequence_product", ratio="token", bound=bound, denominator=100.0, clip=math.inf
+        )
+        assert float(loss) == pytest.approx(expected, rel=1e-4)

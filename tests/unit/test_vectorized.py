@@ -12,10 +12,10 @@ import torch
 
 from anybatch.config import AdvantageConfig, OptimizerConfig, PolicyConfig, RewardConfig, TrainConfig
 from anybatch.errors import CheckpointError, ConfigError, DivergenceError
-from anybatch.logs import read_progress
 from anybatch.models.layers import normalized_linear
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.presets import ppg_ewma, ppo_ewma
+from anybatch.progress import read_progress
 from anybatch.proximal import EwmaProximal, sum_of_powers
 from anybatch.reproduce.vectorized import launch, read_result, result_path, run_stacked, shape_key
 from anybatch.reproduce.vectorized.launch import stacks

@@ -53,13 +53,15 @@ class GraphedAgent:
     @torch.no_grad()
     def _record(self, observation: Observation) -> None:
         self._observation = map_observation(torch.clone, observation)
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM_UP):
-                self._agent(self._observation)
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._outputs = self._agent(self._observation)
+        device = leaves(observation)[0].device
+        with torch.cuda.device(device):
+            aside = torch.cuda.Stream(device)
+            aside.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(aside):
+                for _ in range(_WARM_UP):
+                    self._agent(self._observation)
+            torch.cuda.current_stream(device).wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=aside):
+                self._outputs = self._agent(self._observation)
         self._graph = graph

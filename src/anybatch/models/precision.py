@@ -45,6 +45,8 @@ def prepare_device(device: torch.device) -> None:
     cuDNN's settings are the whole process's. On an H200 deterministic convolutions cost nothing that could be measured.
     """
     if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)  # streams and recordings belong to the current one
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
 

@@ -58,3 +58,26 @@ def figures_of(name: str) -> list[Figure]:
     if name not in FIGURES:
         raise ConfigError(f"figure is {name!r}, but must be all or one of {', '.join(FIGURES)}")
     return [*(FIGURES[other] for other in FIGURES[name].reads), FIGURES[name]]
+
+
+def with_tasks(suite: Suite, figures: list[Figure]) -> list[Figure]:
+    """The figures that a suite still has tasks for, after it was cut.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    kept = [figure for figure in figures if _TASKS.get(figure.name, lambda one: one.invariance)(suite)]
+    if not kept:
+        names = ", ".join(figure.name for figure in figures)
+        raise ConfigError(f"games leaves no task for {names}: the games named are none of its own")
+    return kept
+
+
+_TASKS: dict[str, Callable[[Suite], object]] = {
+    "staleness": lambda suite: suite.staleness,
+    "scaling-up": lambda suite: suite.scaling_up,
+    "head-to-head": lambda suite: suite.algorithms["ppo"],
+    "cost": lambda suite: suite.algorithms["ppo"],
+    "ewma-grid": lambda suite: suite.grid in suite.invariance,
+    "adam-betas": lambda suite: any(task in suite.invariance for task in suite.betas),
+}

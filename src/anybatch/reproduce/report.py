@@ -106,8 +106,8 @@ def _facts(found: dict[str, str], where: dict[str, Any]) -> str:
 
 def _run(folder: Path) -> Iterator[str]:
     """An ordinary run: its curve, its last row and its configuration."""
-    from anybatch.logs import read_progress
     from anybatch.plots import BLUE, figure, in_millions
+    from anybatch.progress import read_progress
     from anybatch.run import PROGRESS, read_config
 
     config, seed = read_config(folder)

@@ -15,7 +15,7 @@ from anybatch.config import TrainConfig
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError
 from anybatch.grid import Job, Outcome, run_grid
 from anybatch.grid_job import finished, go_on
-from anybatch.logs import read_progress
+from anybatch.progress import read_progress
 from anybatch.reproduce.results import (
     Curve,
     Key,
@@ -67,7 +67,7 @@ def train_all(
     place: Place,
     *,
     launcher: Launcher = "local",
-    processes: int = 1,
+    processes: int | None = 1,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> bool:
     """Train every run that figures need and that is not there yet.
@@ -78,7 +78,7 @@ def train_all(
         place: where results are kept.
         launcher: of suites that are not stacked: that of :func:`anybatch.grid.run_grid`, or ``here``, one after
             another in this process.
-        processes: runs, or stacks, at the same time.
+        processes: runs, or stacks, at the same time; None as many as a Ray cluster has room for.
         on_done: called with finished and all runs.
 
     Returns:
@@ -90,7 +90,7 @@ def train_all(
         for chosen, folder, how in ((stacked, place.runs, "vectorized"), (single, place.singles, "single")):
             if chosen:
                 configs, seeds = [cell.config for cell, _ in chosen], [seed for _, seed in chosen]
-                launch(configs, seeds, folder, launcher=how, processes=processes, on_done=on_done)  # type: ignore[arg-type]
+                launch(configs, seeds, folder, launcher=how, processes=processes or 1, on_done=on_done)  # type: ignore[arg-type]
         return True
     named = [Job(cell.config, seed, f"{cell.variant} {cell.task} {cell.x}") for cell, seed in jobs]
     if not named:
@@ -98,7 +98,8 @@ def train_all(
     if launcher == "here":
         for done, job in enumerate(named):
             on_done(done, len(named))
-            _train_here(job, place)
+            if not _train_here(job, place):
+                return False
         on_done(len(named), len(named))
         return True
     outcomes = run_grid(named, place.runs, launcher=launcher, processes=processes).outcomes
@@ -110,9 +111,11 @@ def _diverged(outcome: Outcome) -> bool:
     return outcome.status == "failed" and "not finite" in outcome.error
 
 
-def _train_here(job: Job, place: Place) -> None:
+def _train_here(job: Job, place: Place) -> bool:
+    """Whether the run has ended, rather than been stopped."""
     with contextlib.suppress(DivergenceError):  # the curve ends there
-        go_on(job.config, place.runs / job.address, job.seed, quiet=True)
+        return not go_on(job.config, place.runs / job.address, job.seed, quiet=True).interrupted
+    return True
 
 
 def is_done(suite: Suite, cell: Cell, seed: int, place: Place) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from anybatch.config import TrainConfig
 from anybatch.errors import ConfigError, DivergenceError
-from anybatch.logs import read_progress
+from anybatch.progress import read_progress
 from anybatch.reproduce.vectorized.results import read_result, result_path, write_result
 from anybatch.reproduce.vectorized.shapes import shape_key
 from anybatch.reproduce.vectorized.stack import RunResult, run_stacked
