@@ -73,12 +73,17 @@ class PolicySamples:
     params: Tensor
     """(B, P) raw distribution parameters of pi_theta, without gradient like the rest."""
     proximal_params: Tensor
+    """(B, P) those of pi_prox."""
     behavior_params: Tensor
+    """(B, P) those of pi_behav."""
     logp: Tensor
     """(B,) log pi_theta(a|s)."""
     logp_proximal: Tensor
+    """(B,) log pi_prox(a|s)."""
     logp_behavior: Tensor
+    """(B,) log pi_behav(a|s)."""
     logp_importance: Tensor
+    """(B,) what the importance weight divides by, one of the two above."""
 
 
 class Averages:

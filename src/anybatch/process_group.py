@@ -64,8 +64,8 @@ def join() -> Iterator[None]:
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        # gloo's threads still let go of the last tensors, for which they need the interpreter; one that is shutting down
-        # would abort
+        # gloo's threads still let go of the last tensors, for which they need the interpreter; while it shuts down they
+        # would abort the program
         time.sleep(_LET_GO_SECONDS)
 
 

@@ -49,7 +49,7 @@ def test_readme_says_what_holds() -> None:
 @pytest.mark.parametrize(
     ("name", "printed", "in_readme"),
     [
-        ("tests", "-0.005 (-4.20)", "(-0.005,\nZ = -4.20"),
+        ("tests", "-0.005 (-4.20)", "(-0.005, Z = -4.20"),
         ("scaling-up", "Catch: 25,666 samples", "25,666 and 32,080 samples"),
         ("scaling-up", "tall Catch: 32,080 samples", "25,666 and 32,080 samples"),
     ],
