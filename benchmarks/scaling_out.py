@@ -7,7 +7,7 @@ twice the environments on twice the workers; ideal is also twice the steps per s
 Every worker has one thread of PyTorch and one of EnvPool. Runs are started by torchrun as users start them; times are
 those between the first and the last iteration in progress.csv, so that starting up and warming up do not count. The
 three kinds of run take turns, so that a change in the machine's load meets all; medians over the rounds are reported,
-with the smallest and largest. Takes about eight minutes on two idle cores.
+with the smallest and largest. Two rounds take five minutes on two idle cores.
 """
 
 from __future__ import annotations

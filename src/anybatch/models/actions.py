@@ -41,8 +41,10 @@ class ActionSpec:
         self.space = space
         self._sizes: tuple[int, ...] = ()
         self.dtype = torch.int64
+        self._as_is = False  # whether the environment takes sampled actions just as they are
         if isinstance(space, gym.spaces.Discrete):
             self.shape, self.num_params = (), int(space.n)
+            self._as_is = space.start == 0 and space.dtype == np.int64
         elif isinstance(space, gym.spaces.MultiDiscrete):
             self._sizes = tuple(int(size) for size in space.nvec.reshape(-1))
             self.shape, self.num_params = (len(self._sizes),), sum(self._sizes)
@@ -82,6 +84,8 @@ class ActionSpec:
     def to_env(self, action: Tensor) -> npt.NDArray[Any]:
         """Actions (..., *shape) as the environment takes them: (..., *space.shape) in the space's dtype."""
         array = action.detach().cpu().numpy()
+        if self._as_is:
+            return array
         if isinstance(self.space, gym.spaces.Box):
             # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
             scaled = (array * self._scale + self._center).astype(self.space.dtype)

@@ -68,7 +68,7 @@ class Categorical:
 
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (...) by inverting the cumulative distribution."""
-        return self.quantile(uniform(self.params[..., :1], generator))
+        return self.quantile(uniform(self.params, (*self.params.shape[:-1], 1), generator))
 
     def quantile(self, level: Tensor) -> Tensor:
         """The choices (...) at which the cumulative distribution passes `level` (..., 1), from 0 to just below 1.
@@ -76,7 +76,7 @@ class Categorical:
         Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
         """
         cumulative = self.log_probs.exp().cumsum(-1)
-        return (cumulative[..., :-1] <= level * cumulative[..., -1:]).sum(-1)
+        return (cumulative <= level * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:
         """The most likely choice (...)."""
@@ -143,7 +143,7 @@ class Bernoulli:
     @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (..., k)."""
-        return (uniform(self.params, generator) < self.params.sigmoid()).long()
+        return (uniform(self.params, self.params.shape, generator) < self.params.sigmoid()).long()
 
     def mode(self) -> Tensor:
         """The more likely value of each bit (..., k)."""
@@ -238,9 +238,9 @@ def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch
     return [(noise, generator)]
 
 
-def uniform(like: Tensor, generator: RandomSource) -> Tensor:
-    """Uniform numbers in [0, 1 - 2^-20), shaped like `like`."""
-    noise = torch.empty_like(like, memory_format=torch.contiguous_format)
+def uniform(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
+    """Uniform numbers in [0, 1 - 2^-20) of a shape, with `like`'s dtype and device."""
+    noise = torch.empty(shape, dtype=like.dtype, device=like.device)
     for part, source in _sources(noise, generator):
         part.uniform_(0.0, _BELOW_ONE, generator=source)
     return noise

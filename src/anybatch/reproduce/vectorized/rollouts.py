@@ -141,7 +141,7 @@ class StackedSampler:
         params = torch.empty(*shape, self._action_spec.num_params)
         action = torch.empty(shape, dtype=torch.int64)
         # a run's numbers in the order in which its single run draws them
-        levels = uniform(torch.empty(runs, steps, num_envs, 1), self._generators)
+        levels = uniform(torch.empty(()), (runs, steps, num_envs, 1), self._generators)
         reward = np.empty((steps, runs * num_envs), dtype=np.float32)
         first, done, terminated = (np.empty((steps, runs * num_envs), dtype=bool) for _ in range(3))
         cut: list[tuple[int, Steps]] = []
