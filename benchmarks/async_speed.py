@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
 from anybatch.reproduce.tables import markdown
 from anybatch.training import estimate_advantages
+from bench_common import machine_facts
 
 BAR = 0.85
 
@@ -145,10 +145,9 @@ def main() -> None:
 
 
 def write(arguments: argparse.Namespace, medians: dict[str, float]) -> None:
-    machine = {"cpu": cpu(), "cores": os.cpu_count(), "torch": torch.__version__, "load": os.getloadavg()[0]}
     settings = {name: value for name, value in vars(arguments).items() if name != "out"}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    content = {"machine": machine, "settings": settings, "medians": medians}
+    content = {"machine": machine_facts(), "settings": settings, "medians": medians}
     write_text(arguments.out, json.dumps(content, indent=1) + "\n")
 
 
@@ -171,15 +170,6 @@ def write_table(folder: Path) -> str:
     table = markdown(header, rows)
     write_text(folder / "table.md", table + "\n")
     return table
-
-
-def cpu() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

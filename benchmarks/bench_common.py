@@ -1,4 +1,4 @@
-"""What the benchmarks share: facts about the machine, peak memory, lines of JSON, one phase of training.
+"""What the benchmarks share: facts about the machine, peak memory, lines of JSON.
 
 Nothing here imports torch before it is needed: a child process first chooses its cores and threads.
 """
@@ -13,10 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from anybatch.parts import Parts
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "performance"
@@ -82,25 +79,6 @@ def peak_memory_mib() -> float:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 1024)
-
-
-def one_phase(parts: Parts) -> None:
-    """N_pi iterations and, for PPG, the auxiliary phase, as the training loop does them but without its logs."""
-    from anybatch.policy_phase import policy_phase
-    from anybatch.training import estimate_advantages
-
-    config = parts.learner.config
-    for _ in range(config.aux.policy_iterations if parts.auxiliary else 1):
-        rollout = parts.source.next(0)
-        normalizer = parts.reward_normalizer
-        reward = normalizer(rollout.reward, rollout.first) if normalizer else rollout.reward
-        batch, _ = estimate_advantages(rollout, reward, config, parts.advantage_normalizer)
-        policy_phase(batch, parts.learner)
-        if parts.auxiliary:
-            parts.auxiliary.after_iteration(batch)
-    if parts.auxiliary:
-        for _ in parts.auxiliary.gradient_steps(0.0):
-            pass
 
 
 def _cpu_info() -> dict[str, str]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anybatch.config import TrainConfig
+from anybatch.reproduce.cost import passes as counted
 
 # What a forward pass of the IMPALA network reads and writes for a sample, in bf16, where no operation is fused with its
 # neighbour; a backward pass moves about twice as much. A residual block of e numbers a sample moves 11 e (two ReLUs and
@@ -55,17 +56,10 @@ class Passes:
 def passes(config: TrainConfig) -> Passes:
     """What the algorithm of a configuration asks for.
 
-    Sampling: policy and value once. Policy phase: each epoch forward and backward, and forward through the proximal
-    policy alone unless that is the policy that sampled. Auxiliary phase: forward and backward of all networks in each
-    epoch, and the policy once before it for pi_old, which the paper's counts leave out.
+    As the paper counts it, and the policy once before each auxiliary phase for pi_old, which the paper leaves out.
     """
-    networks = 2 if config.model.architecture == "dual" else 1
-    optimizer, aux = config.optimizer, config.aux
-    joint = optimizer.policy_epochs == optimizer.value_epochs
-    epochs = optimizer.policy_epochs * networks if joint else optimizer.policy_epochs + optimizer.value_epochs
-    proximal = 0 if config.policy.proximal == "behavior" else optimizer.policy_epochs
-    auxiliary = aux.epochs if aux.enabled else 0
-    return Passes(forward=networks + proximal + (auxiliary > 0), both=epochs + auxiliary * networks)
+    forward, both = counted(config)
+    return Passes(forward + (config.aux.enabled and config.aux.epochs > 0), both)
 
 
 @dataclass(frozen=True)

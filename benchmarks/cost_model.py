@@ -25,9 +25,9 @@ from torch import nn
 
 from anybatch.config import TrainConfig
 from anybatch.observations import Observation, leaves
-from anybatch.parts import Parts, build
+from anybatch.parts import build
 from anybatch.presets import PRESETS
-from bench_common import one_phase
+from anybatch.reproduce.cost import one_phase
 
 N_PI = 1
 # forward-only and forward-backward passes of all networks for an environment step, of which networks, and the paper's
@@ -63,13 +63,6 @@ def config_for(name: str, arguments: argparse.Namespace) -> TrainConfig:
     return PRESETS[name](arguments.env, **changes)
 
 
-def encoders(parts: Parts) -> list[nn.Module]:
-    agent = parts.learner.agent
-    average = getattr(parts.learner.proximal, "module", None)
-    found = [agent.policy.encoder, agent.value_encoder, None if average is None else average.encoder]
-    return [encoder for encoder in found if encoder is not None]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="procgen:starpilot-hard")
@@ -89,7 +82,7 @@ def main() -> None:
     for name in PRESETS:
         runs[name] = build(config_for(name, arguments), seed=1)
         counted = Counted()
-        for encoder in encoders(runs[name]):
+        for encoder in runs[name].learner.encoders:
             counted.watch(encoder)
         one_phase(runs[name])  # also the warm-up
         counts[name] = {kind: counted.passes[kind] / env_steps for kind in ("forward", "forward-backward")}

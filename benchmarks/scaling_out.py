@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from anybatch.atomic import write_text
 from anybatch.progress import read_progress
 from anybatch.reproduce.tables import markdown
+from bench_common import machine_facts
 
 TASKS = {
     "procgen:starpilot-hard": ["ppg-ewma", "--rollout.steps", "64", "--optimizer.minibatches", "4"],
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=None, help="folder for scaling-out.json and table.md")
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
+    machine = machine_facts()
     rows, results = [], {}
     for task, envs in ENVS.items():
         kinds = {"one, half": (1, envs // 2), "one": (1, envs), "two": (2, envs)}
@@ -82,7 +82,7 @@ def main() -> None:
     table = markdown(head, rows)
     print(table)
     if arguments.out:
-        about = {"cpu": platform.processor(), "cores": os.cpu_count(), "load_at_start": load, "rounds": results}
+        about = {"machine": machine, "rounds": results}
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_text(arguments.out / "scaling-out.json", json.dumps(about, indent=2) + "\n")
         write_text(arguments.out / "table.md", table + "\n")

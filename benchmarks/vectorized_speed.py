@@ -19,34 +19,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import torch
 
 from anybatch.config import TrainConfig
-from anybatch.presets import ppo_ewma
+from anybatch.config_io import override
+from anybatch.reproduce.laptop import laptop
 from anybatch.reproduce.vectorized import run_stacked
 from anybatch.training import train
 
 
 def config(env: str, num_envs: int, iterations: int, step_size: float) -> TrainConfig:
     """The laptop suite's networks and rollouts."""
-    return ppo_ewma(
-        f"envpool:{env}",
-        objective="kl",
-        num_envs=num_envs,
-        total_env_steps=num_envs * 32 * iterations,
-        step_size=step_size,
-        threads=1,
-        device="cpu",
-        **{
-            "rollout.steps": 32,
-            "optimizer.minibatches": 8,
-            "optimizer.policy_epochs": 1,
-            "optimizer.value_epochs": 1,
-            "model.encoder": "mlp",
-            "model.options": {"width": 32, "depth": 2},
-            "model.architecture": "dual",
-            "advantage.discount": 0.99,
-            "log.tensorboard": False,
-            "log.noise_scale": False,
-        },
-    )
+    changes = {"env.id": f"envpool:{env}", "num_envs": num_envs, "step_size": step_size}
+    return override(laptop().invariance["catch"], {**changes, "total_env_steps": num_envs * 32 * iterations})
 
 
 def seconds(function) -> float:

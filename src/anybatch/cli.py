@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-import yaml
 
 from anybatch.config import TrainConfig
-from anybatch.config_io import from_dict
+from anybatch.config_io import read_config_file
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError
 from anybatch.interrupts import exit_beside_hung_threads
 from anybatch.launched import launched, launched_rank
@@ -57,10 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: list[str]) -> int:
+    # environments and encoders of one's own, import.path:name; last, to shadow nothing
     if os.getcwd() not in sys.path:
-        sys.path.append(
-            os.getcwd()
-        )  # environments and encoders of one's own, import.path:name; last, to shadow nothing
+        sys.path.append(os.getcwd())
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP.format(presets=", ".join(PRESETS)))
         return DONE if arguments else BAD_INPUT
@@ -318,15 +316,7 @@ def _preset(name: str) -> TrainConfig:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"preset is {name!r}, but must be one of {', '.join(PRESETS)}, or the path of a config.yaml")
-    try:
-        values = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{name} must hold fields and sections")
-    return from_dict({key: value for key, value in values.items() if key not in ("anybatch", "seed")})
+    return read_config_file(path)
 
 
 def _free_folder(name: str, config: TrainConfig, seed: int) -> Path:

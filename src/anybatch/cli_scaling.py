@@ -21,7 +21,8 @@ from anybatch.errors import ConfigError
 from anybatch.findings import Finding
 from anybatch.foreign import translate
 from anybatch.progress import read_progress
-from anybatch.run import PROGRESS, read_config
+from anybatch.run import read_config
+from anybatch.run_files import PROGRESS
 from anybatch.scaling_options import Adjustments, TrainScaling
 from anybatch.validation import validate
 from anybatch.validity import validity

@@ -9,6 +9,7 @@ import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -39,6 +40,32 @@ def from_dict(values: Mapping[str, Any]) -> TrainConfig:
         ConfigError: an unknown field, or a value of the wrong kind.
     """
     return _build(TrainConfig, values, "")
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+
+
+def read_config_file(path: Path) -> TrainConfig:
+    """The configuration in a run's config.yaml, or in a file like it; version and seed, if there, are left out.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no configuration.
+    """
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold fields and sections")
+    return from_dict({name: value for name, value in values.items() if name not in ("anybatch", "seed")})
 
 
 def to_yaml(config: TrainConfig, **extra: Any) -> str:

@@ -12,6 +12,7 @@ from anybatch.evaluation import evaluate, initial_policy, load_policy
 from anybatch.plots import BLUE, VERMILION, figure, in_millions
 from anybatch.presets import ppo_ewma
 from anybatch.progress import read_progress
+from anybatch.run_files import PROGRESS
 from anybatch.training import train
 
 GAME = "procgen:bigfish-easy"
@@ -67,7 +68,7 @@ def show_invariance(out: Path) -> None:
 
 def draw(run_dir: Path, before: float, after: float) -> Path:
     """Draw a run's learning curve between its evaluations before and after; returns the PNG's path."""
-    progress = read_progress(run_dir / "progress.csv")
+    progress = read_progress(run_dir / PROGRESS)
     path = run_dir / "learning_curve.png"
     with figure(path) as axes:
         axes.plot(

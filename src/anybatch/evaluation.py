@@ -17,7 +17,8 @@ from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.rollout import to_device
-from anybatch.run import CHECKPOINTS, read_config
+from anybatch.run import read_config
+from anybatch.run_files import CHECKPOINTS
 
 _MOST_ENVS = 64
 

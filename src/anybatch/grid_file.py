@@ -20,10 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from anybatch.config import TrainConfig
-from anybatch.config_io import from_dict, override
+from anybatch.config_io import override, read_config_file, read_yaml
 from anybatch.errors import ConfigError
 from anybatch.grid import Job
 
@@ -41,7 +39,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> l
     Raises:
         ConfigError: it cannot be read, or something in it makes no sense; names file and entry.
     """
-    grid = _mapping(_load(path), str(path))
+    grid = _mapping(read_yaml(path), str(path))
     for key in grid:
         if key not in _KEYS:
             raise ConfigError(f"{path} has {key!r}, but a grid file takes only {', '.join(_KEYS)}")
@@ -83,8 +81,7 @@ def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]
         raise ConfigError(
             f"{path}: base is {name!r}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
         )
-    values = _mapping(_load(path.parent / name), name)
-    return from_dict({key: value for key, value in values.items() if key not in ("anybatch", "seed")})
+    return read_config_file(path.parent / name)
 
 
 def _seeds(value: Any, path: Path) -> list[int]:
@@ -92,15 +89,6 @@ def _seeds(value: Any, path: Path) -> list[int]:
     if not isinstance(seeds, list) or not seeds or not all(isinstance(x, int) and x >= 0 for x in seeds):
         raise ConfigError(f"{path}: seeds is {value!r}, but must be a number of seeds, or a list of them")
     return seeds
-
-
-def _load(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, BinaryIO
 from anybatch.changes import Change
 from anybatch.config import TrainConfig
 from anybatch.errors import ConfigError
+from anybatch.run_files import CHECKPOINTS, CONFIG, PROGRESS
 
 if TYPE_CHECKING:
     from anybatch.training import TrainResult
 
-_CONFIG, _CHECKPOINTS, _PROGRESS, _LOCK = "config.yaml", "checkpoints", "progress.csv", "lock"
+_LOCK = "lock"
 _TAIL = 1 << 14
 
 
@@ -36,7 +37,7 @@ def go_on(
 
     def look() -> TrainResult | bool:
         """How the run ended; else whether there is something to go on from."""
-        if not (folder / _CONFIG).exists():
+        if not (folder / CONFIG).exists():
             return False
         if read_config(folder) != (config, seed):
             raise ConfigError(
@@ -46,7 +47,7 @@ def go_on(
             row = last_row(folder)
             return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
         if _newest_checkpoint(folder) is None:  # killed before the first one: nothing is lost
-            (folder / _CONFIG).unlink()
+            (folder / CONFIG).unlink()
             return False
         return True
 
@@ -69,7 +70,7 @@ def last_row(folder: Path) -> dict[str, float]:
     Reads the file's two ends only, and may be called while the run goes on.
     """
     try:
-        with open(folder / _PROGRESS, "rb") as file:
+        with open(folder / PROGRESS, "rb") as file:
             header = file.readline()
             size = file.seek(0, 2)
             file.seek(max(len(header), size - _TAIL))
@@ -89,7 +90,7 @@ def last_row(folder: Path) -> dict[str, float]:
 def _newest_checkpoint(folder: Path) -> int | None:
     from anybatch.checkpoint import checkpoints
 
-    found = checkpoints(folder / _CHECKPOINTS)
+    found = checkpoints(folder / CHECKPOINTS)
     return int(found[-1].stem.split("-")[1]) if found else None
 
 

@@ -17,6 +17,7 @@ from anybatch import atomic
 from anybatch.config import LogConfig
 from anybatch.errors import AnybatchError
 from anybatch.progress import ProgressLog, Row, as_text, read_progress
+from anybatch.run_files import PROGRESS
 
 
 class Sink(Protocol):
@@ -178,7 +179,7 @@ def open_logs(
             opened.callback(sink.close)
             return sink
 
-        progress = ProgressLog(run_dir / "progress.csv")
+        progress = ProgressLog(run_dir / PROGRESS)
         sinks = [keep(progress)]
         redone = progress.truncate_after(resume_after or 0)
         env_steps = int(max(read_progress(progress.path).get("env_steps", []), default=0))

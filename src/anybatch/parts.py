@@ -217,11 +217,8 @@ def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
 
 def _compile(learner: Learner) -> None:
     """Fuse the operations of all encoders, the proximal policy's included; shapes are few and fixed."""
-    agent, averaged = learner.agent, getattr(learner.proximal, "module", None)
-    encoders = [agent.policy.encoder, agent.value_encoder, averaged.encoder if averaged is not None else None]
-    for encoder in encoders:
-        if encoder is not None:
-            encoder.compile(dynamic=False)
+    for encoder in learner.encoders:
+        encoder.compile(dynamic=False)
 
 
 def _noise_scale(config: TrainConfig) -> NoiseScale:

@@ -51,6 +51,12 @@ class Learner:
         return next(self.agent.parameters()).device
 
     @property
+    def encoders(self) -> list[torch.nn.Module]:
+        """Of all networks, the proximal policy's included where it has one."""
+        averaged = getattr(self.proximal, "module", None)
+        return [*self.agent.encoders, *([] if averaged is None else [averaged.encoder])]
+
+    @property
     def on_gpu(self) -> bool:
         """Whether that is a GPU."""
         return self.device.type == "cuda"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from anybatch.minibatches import Minibatch
+
+Number = TypeVar("Number", float, Tensor)
 
 
 class ProximalPolicy(Protocol):
@@ -111,7 +113,7 @@ class EwmaProximal:
         """
         if not center_of_mass >= 0 or math.isinf(center_of_mass):
             raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
-        self.beta = center_of_mass / (1 + center_of_mass)
+        self.beta = decay_of(center_of_mass)
         self.module = copy.deepcopy(module).requires_grad_(False)
         """The network that holds the average; fp32, without gradient."""
         self._average: list[Tensor] = list(self.module.parameters())
@@ -154,6 +156,11 @@ def _frozen_params(module: nn.Module, minibatch: Minibatch) -> Tensor:
     with torch.no_grad():
         params: Tensor = module(minibatch.observation)
     return params
+
+
+def decay_of(center_of_mass: Number) -> Number:
+    """Beta of an EWMA whose centre of mass is beta/(1-beta); a number, or one for each run."""
+    return center_of_mass / (1 + center_of_mass)
 
 
 def sum_of_powers(beta: float, terms: int) -> float:

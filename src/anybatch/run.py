@@ -24,11 +24,10 @@ from anybatch.doctor import LiveDoctor
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.logs import Logs, open_logs
 from anybatch.rollout import Sampled
+from anybatch.run_files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.scaling import table
 from anybatch.worker_states import on_cpu, own_part
 
-CONFIG, CHECKPOINTS, SEGMENTS = "config.yaml", "checkpoints", "segments"
-PROGRESS, SCALING_TABLE, SCALING_JSON = "progress.csv", "scaling.txt", "scaling.json"
 _LONG_ITERATION_SECONDS = 3.0
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 

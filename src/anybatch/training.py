@@ -17,6 +17,7 @@ from anybatch.config import TrainConfig
 from anybatch.distributed import (
     any_worker,
     check_equal,
+    is_distributed,
     is_main,
     join,
     mean_over_workers,
@@ -35,7 +36,8 @@ from anybatch.normalize import AdvantageNormalizer
 from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.rollout import Rollout
-from anybatch.run import SEGMENTS, Run, create_run, open_run
+from anybatch.run import Run, create_run, open_run
+from anybatch.run_files import SEGMENTS
 from anybatch.sources import RolloutSource, staleness
 from anybatch.validation import validate
 from anybatch.worker_states import state_of_worker
@@ -174,7 +176,7 @@ def _loop(run: Run, parts: Parts) -> None:
             parts.auxiliary.after_iteration(batch)
             seen |= parts.auxiliary.statistics()
         del rollout, batch  # so that an auxiliary phase, and the next rollout, have their memory
-        if run.iteration % _COMPARE_EVERY == 0:
+        if is_distributed() and run.iteration % _COMPARE_EVERY == 0:
             check_equal(parts.shared_state(), f"after iteration {run.iteration + 1}")
         run.end_iteration(seen, parts.source.drain(), parts.state_dict)
 

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from anybatch.diagnostics import clip_fraction
 from anybatch.distributed import moments
 from anybatch.errors import ConfigError
 from anybatch.normalize import AdvantageNormalizer
@@ -220,7 +221,7 @@ class PPOEWMA(PPO):
                 "entropy_loss": entropy_loss,
                 "value_loss": value_loss,
                 "loss": loss,
-                "clip_fraction": ((log_ratio.exp() - 1).abs() > clip_range).float().mean(),
+                "clip_fraction": clip_fraction(logp, logp_proximal, clip_range),
                 "approx_kl": (log_ratio.expm1() - log_ratio).mean(),
                 "approx_kl_behavior": (log_weight.expm1() - log_weight).mean(),
             }

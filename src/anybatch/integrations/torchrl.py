@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anybatch.errors import ConfigError
-from anybatch.proximal import sum_of_powers
+from anybatch.proximal import decay_of, sum_of_powers
 
 try:
     from torchrl.objectives import LossModule
@@ -47,7 +47,7 @@ class EwmaUpdate(TargetNetUpdater):
         if not 0 <= center_of_mass < math.inf:
             raise ConfigError(f"center_of_mass is {center_of_mass}, but must be a finite number, at least 0")
         super().__init__(loss_module)
-        self.beta = center_of_mass / (1 + center_of_mass)
+        self.beta = decay_of(center_of_mass)
         self.terms = 1
 
     def step(self) -> None:

@@ -99,6 +99,11 @@ class Agent(nn.Module):
         """What the policy's outputs mean."""
         return self.policy.action_spec
 
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """The policy's encoder, and the value function's if it has one of its own."""
+        return [self.policy.encoder, *([] if self.value_encoder is None else [self.value_encoder])]
+
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Raw distribution parameters (B, P) and values (B,), float32; a shared encoder runs once.
 

@@ -20,8 +20,7 @@ def can_be_recorded(agent: Agent, device: torch.device) -> bool:
 
     An encoder that looks at its data, or draws random numbers in Python, must run afresh each time.
     """
-    encoders = [agent.policy.encoder, *([agent.value_encoder] if agent.value_encoder is not None else [])]
-    return device.type == "cuda" and all(getattr(encoder, "recordable", False) for encoder in encoders)
+    return device.type == "cuda" and all(getattr(encoder, "recordable", False) for encoder in agent.encoders)
 
 
 class GraphedAgent:

@@ -21,7 +21,7 @@ from anybatch.training import estimate_advantages
 PAPER = {"ppo-ewma": (0.30, 0.19), "ppg-ewma": (0.023, 0.03)}
 """The paper's increases, computed without and measured with the environment."""
 
-_BACKWARD = 3.0  # a forward-backward pass costs as much as this many forward ones
+_BACKWARD = 3.0  # a forward-backward pass costs as much as this many forward ones, as the paper has it
 
 
 def passes(config: TrainConfig) -> tuple[float, float]:
@@ -30,17 +30,19 @@ def passes(config: TrainConfig) -> tuple[float, float]:
     A shared network counts once, separate ones twice. Sampling takes a forward pass; a policy epoch a forward-backward
     one and, with an EWMA, a forward pass of the policy's average; PPG's auxiliary epochs are forward-backward.
     """
-    networks = 1 if config.model.architecture == "shared" else 2
+    networks = 2 if config.model.architecture == "dual" else 1
     optimizer = config.optimizer
+    joint = optimizer.policy_epochs == optimizer.value_epochs
+    epochs = optimizer.policy_epochs * networks if joint else optimizer.policy_epochs + optimizer.value_epochs
+    average = optimizer.policy_epochs if config.policy.proximal == "ewma" else 0
     auxiliary = config.aux.epochs if config.aux.enabled else 0
-    forward = float(networks)
-    if config.policy.proximal == "ewma":
-        forward += optimizer.policy_epochs
-    if networks == 1:
-        both = float(max(optimizer.policy_epochs, optimizer.value_epochs) + auxiliary)
-    else:
-        both = float(optimizer.policy_epochs + optimizer.value_epochs + 2 * auxiliary)
-    return forward, both
+    return float(networks + average), float(epochs + auxiliary * networks)
+
+
+def work(config: TrainConfig) -> float:
+    """The passes of :func:`passes` together, in forward passes."""
+    forward, both = passes(config)
+    return forward + _BACKWARD * both
 
 
 def computed_increase(with_ewma: TrainConfig, without: TrainConfig) -> float:
@@ -48,8 +50,7 @@ def computed_increase(with_ewma: TrainConfig, without: TrainConfig) -> float:
 
     0.30 for the paper's PPO and 1/44 = 0.023 for its PPG.
     """
-    after, before = (forward + _BACKWARD * both for forward, both in map(passes, (with_ewma, without)))
-    return after / before - 1
+    return work(with_ewma) / work(without) - 1
 
 
 def measure(suite: Suite) -> Results:
@@ -64,7 +65,7 @@ def measure(suite: Suite) -> Results:
         for _ in range(suite.cost_rounds + 1):
             for name, built in parts.items():
                 began = time.process_time()
-                _phase(built, suite.algorithms[name][task])
+                one_phase(built)
                 taken[name].append(time.process_time() - began)
     finally:
         for built in parts.values():
@@ -76,8 +77,9 @@ def measure(suite: Suite) -> Results:
     return Results(curves)
 
 
-def _phase(parts: Parts, config: TrainConfig) -> None:
-    """A phase of PPG, and as many iterations of PPO, without logs."""
+def one_phase(parts: Parts) -> None:
+    """A phase of PPG, and as many iterations of PPO, as the training loop does them but without its logs."""
+    config = parts.learner.config
     for _ in range(config.aux.policy_iterations):
         rollout = parts.source.next(0)
         normalizer = parts.reward_normalizer

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 from anybatch.config import TrainConfig
 from anybatch.presets import ppo
-from anybatch.reproduce.cost import passes
+from anybatch.reproduce.cost import work
 from anybatch.reproduce.suite import Figure, Suite, work_of
 from anybatch.reproduce.tables import markdown
 
 _ROW_BYTES = 450  # of progress.csv
 _NETWORK_BYTES = 2_500_000  # 0.62M weights of an IMPALA network for 64x64 pixels
 _OBSERVATION_BYTES = 64 * 64 * 3
-_BACKWARD = 3.0
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,13 @@ def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -
 
 def relative_cost(config: TrainConfig) -> float:
     """Passes of the networks for an environment step, relative to PPO's."""
-    forward, both = passes(config)
-    reference_forward, reference_both = passes(ppo())
-    return (forward + _BACKWARD * both) / (reference_forward + _BACKWARD * reference_both)
+    return work(config) / work(ppo())
 
 
 def kept_bytes(config: TrainConfig) -> float:
     """Log and checkpoints of a run: weights with Adam's two moments, and the EWMA."""
     rows = math.ceil(config.total_env_steps / config.iteration_batch)
-    networks = 1 if config.model.architecture == "shared" else 2
+    networks = 2 if config.model.architecture == "dual" else 1
     copies = 3 * networks + (1 if config.policy.proximal == "ewma" else 0) + (3 * networks if config.aux.enabled else 0)
     return rows * _ROW_BYTES + config.keep_checkpoints * copies * _NETWORK_BYTES
 

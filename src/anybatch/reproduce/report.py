@@ -13,6 +13,7 @@ from typing import Any
 from anybatch.atomic import write_text
 from anybatch.errors import ConfigError
 from anybatch.reproduce.manifest import NAME, machine, read_manifest, versions
+from anybatch.run_files import CONFIG, PROGRESS
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -40,7 +41,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     for folder in folders:
         if (folder / NAME).exists():
             parts += _results(folder)
-        elif (folder / "config.yaml").exists():
+        elif (folder / CONFIG).exists():
             parts += _run(folder)
         else:
             raise ConfigError(
@@ -108,7 +109,7 @@ def _run(folder: Path) -> Iterator[str]:
     """An ordinary run: its curve, its last row and its configuration."""
     from anybatch.plots import BLUE, figure, in_millions
     from anybatch.progress import read_progress
-    from anybatch.run import PROGRESS, read_config
+    from anybatch.run import read_config
 
     config, seed = read_config(folder)
     progress = read_progress(folder / PROGRESS)
@@ -128,7 +129,7 @@ def _run(folder: Path) -> Iterator[str]:
             + "".join(f"<tr><td>{html.escape(n)}</td><td>{v:.6g}</td></tr>" for n, v in last.items())
             + "</table>"
         )
-    settings = html.escape((folder / "config.yaml").read_text())
+    settings = html.escape((folder / CONFIG).read_text())
     yield f"<details><summary>config.yaml</summary><pre>{settings}</pre></details>"
     yield f"<p>report made with {_facts(versions(), machine())}</p>"
 

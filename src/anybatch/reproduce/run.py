@@ -29,6 +29,7 @@ from anybatch.reproduce.scaling_up import NOISE
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.suite import Cell, Figure, Suite, job_seeds, work_of
 from anybatch.reproduce.vectorized import launch, read_result, result_path
+from anybatch.run_files import PROGRESS
 
 Launcher = Literal["local", "ray", "print", "here"]
 
@@ -154,7 +155,7 @@ def _columns(suite: Suite, cell: Cell, seed: int, place: Place) -> tuple[dict[st
         result = read_result(path)
         return result.columns, result.diverged
     folder = place.runs / Job(cell.config, seed).address
-    progress = folder / "progress.csv"
+    progress = folder / PROGRESS
     table = read_progress(progress) if progress.exists() else {}
     columns = {name: np.array(values) for name, values in table.items()}
     return columns, not finished(folder, cell.config)

@@ -20,6 +20,7 @@ from anybatch.progress import read_progress
 from anybatch.reproduce.vectorized.results import read_result, result_path, write_result
 from anybatch.reproduce.vectorized.shapes import shape_key
 from anybatch.reproduce.vectorized.stack import RunResult, run_stacked
+from anybatch.run_files import PROGRESS
 from anybatch.training import train
 
 Run = tuple[TrainConfig, int]
@@ -143,7 +144,7 @@ def _single(config: TrainConfig, seed: int, rows: int | None) -> RunResult:
             train(quiet, out, seed=seed, quiet=True)
         except DivergenceError:
             diverged = True
-        progress = out / "progress.csv"
+        progress = out / PROGRESS
         table = read_progress(progress) if progress.exists() else {}
     columns = {name: np.array(values) for name, values in table.items()}
     iterations = len(columns.get("iteration", ()))

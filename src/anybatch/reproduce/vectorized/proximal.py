@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from anybatch.config import PolicyConfig
+from anybatch.proximal import decay_of
 
 
 class StackedProximal:
@@ -38,7 +39,7 @@ class StackedProximal:
         self._recent = torch.tensor([i for i, kind in enumerate(kinds) if kind == "recent"], dtype=torch.int64)
         self._average = torch.tensor([[kind == "ewma"] for kind in kinds])
         self._averages = bool(self._average.any())
-        self._beta = centers / (1 + centers)
+        self._beta = decay_of(centers)
         self._terms = torch.ones_like(centers)  # w of appendix A: 1 + beta + ... over the terms so far
 
     def before_iteration(self) -> None:

@@ -1,0 +1,12 @@
+"""What a run folder holds, by name; without loading PyTorch."""
+
+CONFIG = "config.yaml"
+"""The configuration, with the version and the seed."""
+PROGRESS = "progress.csv"
+"""A row for every iteration."""
+CHECKPOINTS = "checkpoints"
+"""Folder of the newest checkpoints."""
+SEGMENTS = "segments"
+"""Folder of an auxiliary phase's data."""
+SCALING_TABLE, SCALING_JSON = "scaling.txt", "scaling.json"
+"""How the configuration was scaled from another batch size, for people and for programs."""
