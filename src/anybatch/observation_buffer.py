@@ -28,6 +28,11 @@ class ObservationBuffer:
         self._staging = map_observation(_page_locked, like) if on_gpu else None
         self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(self.observations)]
 
+    def keep(self, t: int, observation: EnvObservation) -> None:
+        """Write column ``t`` on a CPU."""
+        for array, new in zip(self._arrays, leaves(observation), strict=True):
+            array[:, t] = new
+
     def put(self, t: int, observation: EnvObservation) -> Observation:
         """Write column ``t``, and return the observation (N, ...) as tensors on the device.
 
@@ -35,8 +40,7 @@ class ObservationBuffer:
         copies from; the actions are.
         """
         if self._staging is None:
-            for array, new in zip(self._arrays, leaves(observation), strict=True):
-                array[:, t] = new
+            self.keep(t, observation)
             return map_observation(torch.from_numpy, observation)
         for pinned, new in zip(leaves(self._staging), leaves(observation), strict=True):
             np.copyto(pinned.numpy(), new)  # PyTorch would wake all its threads, which spin in the environments' way

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from anybatch.acting import Actor, acting
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
-from anybatch.observation_buffer import ObservationBuffer
 from anybatch.observations import Observation, map_observation
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
@@ -172,16 +172,6 @@ class Sampler:
         return True
 
 
-class Actor(Protocol):
-    """What acting takes: an :class:`anybatch.models.agent.Agent`, or one that replays its recording."""
-
-    def __call__(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Raw distribution parameters (N, P) and values (N,)."""
-
-    def value(self, observation: Observation) -> Tensor:
-        """Values (B,) of any number of observations."""
-
-
 def collect(
     sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
 ) -> Rollout:
@@ -208,24 +198,17 @@ def collect(
             sampler.observation = env.reset()
         episodes.restart()
     shape = (env.num_envs, steps)
-    observations = ObservationBuffer(sampler.observation, steps, device)
     reward = np.empty(shape, dtype=np.float32)
     done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
-    actions, params, values = [], [], []
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
     with torch.no_grad():
+        policy = acting(agent, spec, sampler.generator, sampler.observation, steps, device)
         for t in range(steps):
             interrupts.check()
-            raw, value = agent(observations.put(t, sampler.observation))
-            action = spec.distribution(raw).sample(sampler.generator)
-            actions.append(action)
-            params.append(raw)
-            values.append(value)
-
-            native = spec.to_env(action)
+            action = policy.act(t, sampler.observation)
             with interrupts.breakable():
-                step = env.step(native)
+                step = env.step(action)
             sampler.observation = step.observation
             reward[:, t] = step.reward
             done[:, t] = step.done
@@ -233,9 +216,8 @@ def collect(
             if sampler.bootstrap_truncated and step.final_observation is not None:
                 bootstraps.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
         last_value = agent.value(to_device(sampler.observation, device))
-
-        value, action, behavior_params = (torch.stack(x, dim=1) for x in (values, actions, params))
-        logp = spec.distribution(behavior_params).log_prob(action)
+        acted = policy.result()
+        value, logp = acted.value, spec.distribution(acted.params).log_prob(acted.action)
 
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
@@ -250,10 +232,10 @@ def collect(
     flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
     reward_t, first_t, done_t, terminated_t = flags
     return Rollout(
-        observation=observations.observations,
-        action=action,
+        observation=acted.observation,
+        action=acted.action,
         behavior_logp=logp,
-        behavior_params=behavior_params,
+        behavior_params=acted.params,
         reward=reward_t,
         value=value,
         next_value=next_value,

@@ -11,6 +11,7 @@ import torch
 
 import anybatch
 from anybatch import checkpoint
+from anybatch.models import array_policy
 from anybatch.presets import ppo_ewma
 from anybatch.progress import read_progress
 from anybatch.proximal import EwmaProximal
@@ -35,7 +36,10 @@ def library_name(name: str) -> str:
         ("Acrobot-v1", {"num_envs": 3, "minibatches": 2, "span": 2.0, "center_of_mass": 3.0, "steps": 520}, 2),
     ],
 )
-def test_same_weights_bit_for_bit(tmp_path: Path, env: str, changes: dict[str, float], iterations: int) -> None:
+def test_same_weights_bit_for_bit(
+    tmp_path: Path, env: str, changes: dict[str, float], iterations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_policy, "_MOST_MULTIPLICATIONS", 0)  # act with PyTorch, as the example does
     config = ppo_ewma(f"gym:{env}", **changes, total_env_steps=1, micro_batch=10_000, precision="fp32", device="cpu")
     config = anybatch.presets.override(config, {"total_env_steps": iterations * config.iteration_batch})
     result = anybatch.train(config, tmp_path / "run", seed=5, quiet=True)

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from anybatch.errors import EnvError
-from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussian, Distribution, MultiCategorical
+from anybatch.models.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+    RandomSource,
+    normal,
+    uniform,
+)
 
 _UNBOUNDED = 1e30  # spaces that mean "no bound" often write the largest float instead of infinity
 
@@ -81,9 +90,24 @@ class ActionSpec:
             return Bernoulli(params)
         return DiagonalGaussian(params, self.shape)
 
+    def noise(
+        self, leading: tuple[int, ...], generator: RandomSource = None, device: torch.device | None = None
+    ) -> Tensor:
+        """Random numbers (*leading, K) that :meth:`Distribution.transform` makes actions (*leading, *shape) of.
+
+        One draw for a whole rollout costs what a draw for one of its steps does.
+        """
+        like = torch.empty((), device=device)
+        if self.continuous:
+            return normal(like, (*leading, self.num_params // 2), generator)
+        return uniform(like, (*leading, *(self.shape or (1,))), generator)
+
     def to_env(self, action: Tensor) -> npt.NDArray[Any]:
         """Actions (..., *shape) as the environment takes them: (..., *space.shape) in the space's dtype."""
-        array = action.detach().cpu().numpy()
+        return self.array_to_env(action.detach().cpu().numpy())
+
+    def array_to_env(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """:meth:`to_env` of an array."""
         if self._as_is:
             return array
         if isinstance(self.space, gym.spaces.Box):

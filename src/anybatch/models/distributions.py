@@ -36,6 +36,14 @@ class Distribution(Protocol):
         """Draw one action for each leading index, (..., *action shape); carries no gradient."""
         ...
 
+    def transform(self, noise: Tensor) -> Tensor:
+        """The actions (..., *action shape) that random numbers (..., K) stand for, without gradient.
+
+        Uniform ones from 0 to just below 1, of which :class:`DiagonalGaussian` alone takes standard normal ones:
+        :meth:`anybatch.models.actions.ActionSpec.noise` draws them for many steps at once.
+        """
+        ...
+
     def mode(self) -> Tensor:
         """The most likely action, (..., *action shape)."""
         ...
@@ -68,15 +76,16 @@ class Categorical:
 
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (...) by inverting the cumulative distribution."""
-        return self.quantile(uniform(self.params, (*self.params.shape[:-1], 1), generator))
+        return self.transform(uniform(self.params, (*self.params.shape[:-1], 1), generator))
 
-    def quantile(self, level: Tensor) -> Tensor:
-        """The choices (...) at which the cumulative distribution passes `level` (..., 1), from 0 to just below 1.
+    @torch.no_grad()
+    def transform(self, noise: Tensor) -> Tensor:
+        """The choices (...) at which the cumulative distribution passes levels (..., 1) from 0 to just below 1.
 
         Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
         """
         cumulative = self.log_probs.exp().cumsum(-1)
-        return (cumulative <= level * cumulative[..., -1:]).sum(-1)
+        return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
 
     def mode(self) -> Tensor:
         """The most likely choice (...)."""
@@ -112,7 +121,12 @@ class MultiCategorical:
 
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (..., k)."""
-        return torch.stack([part.sample(generator) for part in self.parts], dim=-1)
+        return self.transform(uniform(self.params, (*self.params.shape[:-1], len(self.sizes)), generator))
+
+    def transform(self, noise: Tensor) -> Tensor:
+        """The choices (..., k) at levels (..., k), as :meth:`Categorical.transform` has them."""
+        levels = noise.unsqueeze(-1).unbind(-2)
+        return torch.stack([part.transform(level) for part, level in zip(self.parts, levels, strict=True)], dim=-1)
 
     def mode(self) -> Tensor:
         """The most likely choices (..., k)."""
@@ -140,10 +154,14 @@ class Bernoulli:
     params: Tensor
     """(..., P) logits of the P bits."""
 
-    @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (..., k)."""
-        return (uniform(self.params, self.params.shape, generator) < self.params.sigmoid()).long()
+        return self.transform(uniform(self.params, self.params.shape, generator))
+
+    @torch.no_grad()
+    def transform(self, noise: Tensor) -> Tensor:
+        """The bits (..., k), 1 where uniform numbers (..., k) are below its probability."""
+        return (noise < self.params.sigmoid()).long()
 
     def mode(self) -> Tensor:
         """The more likely value of each bit (..., k)."""
@@ -180,14 +198,15 @@ class DiagonalGaussian:
     shape: tuple[int, ...]
     """Shape of one action, with d entries."""
 
-    @torch.no_grad()
     def sample(self, generator: RandomSource = None) -> Tensor:
         """Draw actions (..., *shape)."""
+        return self.transform(normal(self.params, (*self.params.shape[:-1], self.params.shape[-1] // 2), generator))
+
+    @torch.no_grad()
+    def transform(self, noise: Tensor) -> Tensor:
+        """The actions (..., *shape) that are as many standard deviations from the means as numbers (..., d) say."""
         mean, log_std = self.params.chunk(2, dim=-1)
-        noise = torch.empty_like(mean, memory_format=torch.contiguous_format)
-        for part, source in _sources(noise, generator):
-            part.normal_(generator=source)
-        return self._unflatten(noise.mul_(log_std.exp()).add_(mean))
+        return self._unflatten(torch.addcmul(mean, noise, log_std.exp()))
 
     def mode(self) -> Tensor:
         """The means (..., *shape)."""
@@ -243,4 +262,12 @@ def uniform(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tens
     noise = torch.empty(shape, dtype=like.dtype, device=like.device)
     for part, source in _sources(noise, generator):
         part.uniform_(0.0, _BELOW_ONE, generator=source)
+    return noise
+
+
+def normal(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
+    """Standard normal numbers of a shape, with `like`'s dtype and device."""
+    noise = torch.empty(shape, dtype=like.dtype, device=like.device)
+    for part, source in _sources(noise, generator):
+        part.normal_(generator=source)
     return noise

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +16,7 @@ from anybatch.config import ModelConfig, Scalar
 from anybatch.errors import ConfigError
 from anybatch.models.images import image_layout
 from anybatch.models.impala import ImpalaEncoder
+from anybatch.models.layers import ArrayFunction, declared
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder
 from anybatch.models.precision import as_float32, full_precision
@@ -32,7 +34,7 @@ class DictEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders.values())
         self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
         self.low_precision = any(getattr(encoder, "low_precision", False) for encoder in encoders.values())
-        self.recordable = all(getattr(encoder, "recordable", False) for encoder in encoders.values())
+        self.recordable = all(is_recordable(encoder) for encoder in encoders.values())
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
         """Features (B, F) of observations {key: (B, ...)}."""
@@ -45,6 +47,29 @@ class DictEncoder(nn.Module):
                     parts.append(encoder(observation[key]))
         return torch.cat(parts, dim=-1)
 
+    def in_numpy(self) -> ArrayFunction | None:
+        """:meth:`forward` on arrays; None if one of the encoders has no such function."""
+        functions = [in_numpy(encoder) for encoder in self.encoders]
+        known = [function for function in functions if function is not None]
+        if len(known) < len(functions):
+            return None
+        return lambda observation: np.concatenate(
+            [function(observation[key]) for key, function in zip(self.keys, known, strict=True)], axis=-1
+        )
+
+
+def is_recordable(encoder: nn.Module) -> bool:
+    """Whether the encoder says, by `recordable`, that its operations depend on shapes alone."""
+    return declared(encoder, "recordable") and bool(encoder.recordable)
+
+
+def in_numpy(encoder: nn.Module) -> ArrayFunction | None:
+    """The encoder's forward pass on arrays, with its present weights, where it offers one by `in_numpy`."""
+    if not declared(encoder, "in_numpy"):
+        return None
+    make: Callable[[], ArrayFunction | None] = encoder.in_numpy  # type: ignore[assignment]
+    return make()
+
 
 def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.Module:
     """The encoder that `config` names: a module from observations (B, ...) to (B, out_features).
@@ -53,7 +78,9 @@ def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.
     that are not images), and each option goes to those that take it. "import.path:Class" is built as
     Class(observation_space, **options); it must have an integer `out_features`, and may set `low_precision` (default:
     whether the observations are images) to say whether bfloat16 autocast is welcome, and `recordable` (default: no) to
-    say that its operations depend on shapes alone, so that a GPU may replay them from a CUDA graph when acting.
+    say that its operations depend on shapes alone, so that a GPU may replay them from a CUDA graph when acting. A
+    method `in_numpy` that returns its forward pass on arrays makes a small one act faster on a CPU. Both hold for the
+    `forward` of the class that has them; one that overrides it says so anew.
 
     Raises ConfigError, naming model.encoder or the option, for a name, path or option that does not exist or does not
     fit; EnvError for an observation space that is not supported.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from anybatch.models.agent import Agent
+from anybatch.models.encoder import is_recordable
 from anybatch.observations import Observation, leaves, map_observation
 
 _WARM_UP = 3  # passes before recording, in which libraries choose their algorithms and allocate workspaces
@@ -20,7 +21,7 @@ def can_be_recorded(agent: Agent, device: torch.device) -> bool:
 
     An encoder that looks at its data, or draws random numbers in Python, must run afresh each time.
     """
-    return device.type == "cuda" and all(getattr(encoder, "recordable", False) for encoder in agent.encoders)
+    return device.type == "cuda" and all(is_recordable(encoder) for encoder in agent.encoders)
 
 
 class GraphedAgent:

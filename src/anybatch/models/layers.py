@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anybatch.errors import ConfigError
+
+ArrayFunction: TypeAlias = Callable[[Any], np.ndarray]
+"""A module's forward pass in NumPy: observations or features (B, ...), as arrays, to float32 (B, F)."""
 
 HEAD_NORM = 0.1
 """Weight norm per output unit of the policy and value heads."""
@@ -21,6 +28,12 @@ def rescale_(layer: nn.Conv2d | nn.Linear, norm: float) -> None:
     layer.weight.mul_((norm / weight.norm(dim=1)).reshape(-1, *[1] * (layer.weight.dim() - 1)))
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+def dense_in_numpy(layer: nn.Linear) -> ArrayFunction:
+    """A dense layer on arrays (B, F); it reads the weights where they lie, so it follows what is written there."""
+    weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
+    return lambda x: np.matmul(x, weight) + bias
 
 
 def normalized_linear(in_features: int, out_features: int, norm: float = HEAD_NORM) -> nn.Linear:
@@ -57,3 +70,21 @@ def positive_integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(f"model.options {name} is {value!r}, but must be an integer of at least 1.")
     return value
+
+
+def declared(module: nn.Module, name: str) -> bool:
+    """Whether `name` describes the module's own forward pass.
+
+    What a base class says of its forward pass is not true of the one that a subclass puts in its place.
+    """
+    if name in vars(module):
+        return True
+    return any(name in vars(kind) for kind in _down_to_forward(type(module)))
+
+
+def _down_to_forward(kind: type) -> Iterator[type]:
+    """The class and its bases in the order of lookup, as far as the one that defines `forward`."""
+    for base in kind.__mro__:
+        yield base
+        if "forward" in vars(base):
+            return

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anybatch.errors import EnvError
-from anybatch.models.layers import positive_integer
+from anybatch.models.layers import ArrayFunction, dense_in_numpy, positive_integer
 
 
 class MlpEncoder(nn.Module):
@@ -80,3 +80,21 @@ class MlpEncoder(nn.Module):
         for layer in self._dense:  # not by calling the modules, which at a batch of one takes longer than what they do
             features = torch.tanh(functional.linear(features, layer.weight, layer.bias))
         return features
+
+    def in_numpy(self) -> ArrayFunction:
+        """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.models.array_policy`."""
+        layers = [dense_in_numpy(layer) for layer in self._dense]
+        hot = [np.arange(start, start + size) for start, size in zip(self._starts, self._sizes, strict=True)]
+
+        def forward(observation: np.ndarray) -> np.ndarray:
+            x = observation.reshape(len(observation), -1)
+            if hot:
+                x = np.concatenate([x[:, i, None] == choices for i, choices in enumerate(hot)], axis=1)
+            features = x.astype(np.float32, copy=False)
+            if self._scale != 1.0:
+                features = features * np.float32(self._scale)
+            for layer in layers:
+                features = np.tanh(layer(features))
+            return features
+
+        return forward

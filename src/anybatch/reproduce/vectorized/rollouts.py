@@ -15,7 +15,7 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, derive_seeds
 from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 from anybatch.models.actions import ActionSpec
-from anybatch.models.distributions import Categorical, uniform
+from anybatch.models.distributions import Categorical
 from anybatch.observations import map_observation
 from anybatch.reproduce.vectorized.networks import StackedNetworks, Vectors
 from anybatch.reproduce.vectorized.weights import Views
@@ -141,7 +141,7 @@ class StackedSampler:
         params = torch.empty(*shape, self._action_spec.num_params)
         action = torch.empty(shape, dtype=torch.int64)
         # a run's numbers in the order in which its single run draws them
-        levels = uniform(torch.empty(()), (runs, steps, num_envs, 1), self._generators)
+        noise = self._action_spec.noise((runs, steps, num_envs), self._generators)
         reward = np.empty((steps, runs * num_envs), dtype=np.float32)
         first, done, terminated = (np.empty((steps, runs * num_envs), dtype=bool) for _ in range(3))
         cut: list[tuple[int, Steps]] = []
@@ -149,7 +149,7 @@ class StackedSampler:
             for stored, part in zip(vectors, self._vectors, strict=True):
                 stored[:, :, t] = part
             raw = self._networks.policy(views, self._vectors)
-            chosen = Categorical(raw).quantile(levels[:, t])
+            chosen = Categorical(raw).transform(noise[:, t])
             params[:, :, t] = raw
             action[:, :, t] = chosen
             first[t] = self.episodes.first

@@ -1,0 +1,186 @@
+"""Acting with NumPy does what acting with PyTorch does."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from anybatch.acting import acting
+from anybatch.config import ModelConfig
+from anybatch.errors import DivergenceError
+from anybatch.models import array_policy
+from anybatch.models.agent import Agent, build_agent
+from anybatch.models.array_policy import ArrayPolicy
+from anybatch.models.encoder import in_numpy, is_recordable
+from anybatch.models.layers import ArrayFunction
+from anybatch.models.mlp import MlpEncoder
+from anybatch.observations import map_observation
+from anybatch.parts import build
+from anybatch.presets import ppo_ewma
+from anybatch.rollout import Rollout
+
+CPU = torch.device("cpu")
+VECTOR = spaces.Box(-1, 1, (5,))
+OBSERVATIONS = [
+    VECTOR,
+    spaces.Box(-1, 1, (2, 3)),
+    spaces.Box(0, 200, (7,), np.uint8),
+    spaces.Discrete(4),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiBinary(3),
+    spaces.Dict({"b": VECTOR, "a": spaces.Discrete(3)}),
+]
+ACTIONS = [
+    spaces.Discrete(4),
+    spaces.MultiDiscrete([2, 3]),
+    spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    spaces.MultiBinary(3),
+    spaces.Box(-1, 1, (2, 2)),
+    spaces.Box(-np.inf, np.inf, ()),
+]
+
+
+def agent(observations: gym.Space[Any], actions: gym.Space[Any], **model: Any) -> Agent:
+    """With heads large enough for actions of very different probability."""
+    built = build_agent(ModelConfig(**model), observations, actions, seed=3)
+    with torch.no_grad():
+        for parameter in built.policy.head.parameters():
+            parameter.mul_(10).add_(0.1)
+    return built
+
+
+def draw(space: gym.Space[Any], count: int) -> Any:
+    space.seed(0)
+    drawn = [space.sample() for _ in range(count)]
+    if isinstance(space, spaces.Dict):
+        return {key: np.stack([one[key] for one in drawn]) for key in space}
+    return np.stack(drawn)
+
+
+@pytest.mark.parametrize(
+    ("observations", "actions"),
+    [*((space, ACTIONS[0]) for space in OBSERVATIONS), *((VECTOR, space) for space in ACTIONS[1:])],
+    ids=str,
+)
+def test_same_parameters_and_actions(observations: gym.Space[Any], actions: gym.Space[Any]) -> None:
+    live = agent(observations, actions)
+    policy = ArrayPolicy.of(live.policy, 50)
+    assert policy is not None
+    spec, observation = live.action_spec, draw(observations, 50)
+    noise = spec.noise((50,), torch.Generator().manual_seed(1))
+    for _ in range(2):
+        params, action = policy(observation, noise.numpy())
+        with torch.no_grad():
+            expected = live.policy(map_observation(torch.from_numpy, observation))
+        assert params.dtype == np.float32
+        torch.testing.assert_close(torch.from_numpy(params), expected)
+        assert torch.from_numpy(action).dtype == spec.dtype
+        # of the same parameters, since rounding decides a draw on the edge
+        chosen = spec.distribution(torch.from_numpy(params)).transform(noise)
+        torch.testing.assert_close(torch.from_numpy(action), chosen)
+        assert len(chosen.unique()) > 1
+        with torch.no_grad():  # an optimiser's step is seen
+            for parameter in live.policy.parameters():
+                parameter.mul_(1.5)
+
+
+@pytest.mark.parametrize("actions", ACTIONS, ids=str)
+def test_frequencies(actions: gym.Space[Any]) -> None:
+    """Actions come as often as their log-probabilities say: the mean of -log p is then the entropy."""
+    live = agent(VECTOR, actions)
+    policy = ArrayPolicy.of(live.policy, 1)
+    assert policy is not None
+    spec, count = live.action_spec, 20_000
+    observation = np.repeat(draw(VECTOR, 1), count, axis=0)
+    params, action = policy(observation, spec.noise((count,), torch.Generator().manual_seed(2)).numpy())
+    distribution = spec.distribution(torch.from_numpy(params))
+    information = -distribution.log_prob(torch.from_numpy(action)).double()
+    # within 4 standard errors
+    assert abs(information.mean() - distribution.entropy()[0]) < 4 * information.std() / count**0.5
+    assert information.std() > 0.01
+
+
+@pytest.mark.parametrize("architecture", ["shared", "dual", "detach"])
+def test_whole_rollouts(architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rollouts() -> list[Rollout]:
+        changes: dict[str, Any] = {"model.architecture": architecture, "device": "cpu"}
+        config = ppo_ewma("gym:Pendulum-v1", num_envs=3, rollout_steps=256, total_env_steps=10_000, **changes)
+        parts = build(config, 1, segments=tmp_path)
+        return [parts.source.next(0) for _ in range(2)]  # the second begins in the middle of an episode and truncates
+
+    with_numpy = rollouts()
+    monkeypatch.setattr(array_policy, "_MOST_MULTIPLICATIONS", 0)
+    for mine, theirs in zip(with_numpy, rollouts(), strict=True):
+        for name, tensor in mine.state_dict().items():
+            if isinstance(tensor, Tensor):
+                # a chaotic environment: rounding grows over an episode
+                torch.testing.assert_close(tensor, getattr(theirs, name), rtol=1e-3, atol=1e-3, msg=name)
+    assert all(rollout.done.any() for rollout in with_numpy)  # after 200 steps, and after 400
+
+
+def test_numpy_acts_by_itself_where_it_can() -> None:
+    def kind(live: Any, like: Any = None) -> str:
+        like = draw(VECTOR, 2) if like is None else like
+        return type(acting(live, live.action_spec, torch.Generator(), like, 4, CPU)).__name__
+
+    assert kind(agent(VECTOR, spaces.Discrete(2))) == "_WithNumpy"
+    assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_WithTorch"
+    images = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    assert kind(agent(images, spaces.Discrete(2)), draw(images, 2)) == "_WithTorch"
+    mixed = spaces.Dict({"image": images, "speed": VECTOR})
+    assert kind(agent(mixed, spaces.Discrete(2)), draw(mixed, 2)) == "_WithTorch"
+    assert kind(agent(VECTOR, spaces.Discrete(2)), draw(VECTOR, 1000)) == "_WithTorch"
+
+
+class Doubled(MlpEncoder):
+    """A user's encoder that does something else than its base."""
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return 2 * super().forward(observation)
+
+
+class Same(MlpEncoder):
+    """One that does not."""
+
+
+class Told(Doubled):
+    """And one that says how its own forward pass goes in NumPy."""
+
+    recordable = True
+
+    def in_numpy(self) -> ArrayFunction:
+        function = super().in_numpy()
+        return lambda observation: 2 * function(observation)
+
+
+def test_a_subclass_speaks_for_itself() -> None:
+    """Else it would act with one policy, and be trained as another."""
+    assert in_numpy(Doubled(VECTOR)) is None
+    assert not is_recordable(Doubled(VECTOR))
+    for kind in (Same, Told):
+        encoder = kind(VECTOR)
+        function = in_numpy(encoder)
+        assert function is not None
+        assert is_recordable(encoder)
+        observation = draw(VECTOR, 3)
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(function(observation)), encoder(torch.from_numpy(observation)))
+
+
+def test_a_network_that_is_not_finite_is_reported_once(tmp_path: Path) -> None:
+    config = ppo_ewma("gym:CartPole-v1", num_envs=2, rollout_steps=8, total_env_steps=1000, device="cpu")
+    parts = build(config, 1, segments=tmp_path)
+    with torch.no_grad():
+        next(parts.learner.agent.parameters()).fill_(torch.inf)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DivergenceError, match="not finite while sampling"):
+            parts.source.next(0)
