@@ -153,6 +153,5 @@ def make_batch(num_envs: int, steps: int, shape: tuple[int, ...]) -> Batch:
         behavior_logp=torch.zeros(flat),
         behavior_params=torch.zeros(*flat, 15),
         advantage=torch.zeros(flat),
-        value=torch.zeros(flat),
         value_target=torch.zeros(flat),
     )

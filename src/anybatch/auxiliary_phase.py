@@ -20,8 +20,8 @@ from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, auxiliary_time_chunks, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
-from anybatch.optimizers import make_optimizer, step_size
-from anybatch.policy_phase import Learner
+from anybatch.optimizers import drop_gradients, make_optimizer, step_size
+from anybatch.policy_phase import Learner, fused
 from anybatch.prefetch import read_ahead
 from anybatch.segments import AuxiliaryMinibatch, SegmentStore
 
@@ -58,6 +58,7 @@ class AuxiliaryPhase:
         self._chunks = auxiliary_time_chunks(
             layout.segments, layout.num_envs, layout.steps, config.aux.minibatches_per_epoch
         )
+        self._losses = fused(_losses) if config.compile else _losses
         self._share = layout.num_envs / learner.config.env.num_envs  # this worker's part of each minibatch
         self._steps = 0  # gradient steps done in this auxiliary phase
         self._has_old_params = False
@@ -148,7 +149,7 @@ class AuxiliaryPhase:
         for piece in minibatch.pieces(self._learner.micro_batch):  # bounds memory; the gradients add up
             check_alone(self._learner.interrupts)
             share = len(piece) / len(minibatch)
-            loss, seen = self._loss(piece.to(self._device))
+            loss, seen = self._losses(piece.to(self._device), self._learner)
             if not bool(torch.isfinite(loss)):
                 raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
             (loss * share).backward()
@@ -157,17 +158,6 @@ class AuxiliaryPhase:
         self.optimizer.step()
         self._clear_gradients()  # and nothing of this step may enter the next, or the policy phase
         self._total_steps += 1
-
-    def _loss(self, piece: AuxiliaryMinibatch) -> tuple[Tensor, Tensor]:
-        """The joint loss, and what is logged of it, (3,) in the order of the columns."""
-        params, value, auxiliary_value = self._learner.agent.all_heads(piece.observation)
-        distribution = self._learner.action_spec.distribution
-        kl = distribution(piece.old_params).kl(distribution(params))
-        target = piece.value_target
-        loss = auxiliary_loss(value, auxiliary_value, target, kl, clone_coefficient=self._config.clone_coefficient)
-        with torch.no_grad():
-            errors = [0.5 * (x - target).square().mean() for x in (value, auxiliary_value)]
-            return loss, torch.stack([*errors, kl.mean()])
 
     def _end(self) -> None:
         own = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
@@ -182,7 +172,7 @@ class AuxiliaryPhase:
         self._sums = torch.zeros_like(self._sums)
 
     def _clear_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self._parameters)
 
     @property
     def _device(self) -> torch.device:
@@ -226,3 +216,15 @@ class AuxiliaryPhase:
             self._begin_policy_phase()
         self._has_old_params = False
         return False
+
+
+def _losses(piece: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Tensor]:
+    """The joint loss, and what is logged of it, (3,) in the order of the columns."""
+    params, value, auxiliary_value = learner.agent.all_heads(piece.observation)
+    distribution = learner.action_spec.distribution
+    kl = distribution(piece.old_params).kl(distribution(params))
+    target, clone_coefficient = piece.value_target, learner.config.aux.clone_coefficient
+    loss = auxiliary_loss(value, auxiliary_value, target, kl, clone_coefficient=clone_coefficient)
+    with torch.no_grad():
+        errors = [0.5 * (x - target).square().mean() for x in (value, auxiliary_value)]
+        return loss, torch.stack([*errors, kl.mean()])

@@ -202,7 +202,8 @@ class TrainConfig:
     """Most samples in one forward-backward pass; bounds memory, and does not change the gradient. None takes 256 on a
     CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
     compile: bool = False
-    """Fuse the encoders' operations with torch.compile: a minute's start, then faster gradient steps on a GPU."""
+    """Fuse the operations of acting and of a gradient step (networks, objective, backward pass) with torch.compile: a
+    minute's start, then faster on a GPU; on a CPU it needs a C++ compiler, and gains with small networks alone."""
     keep_freed_memory: bool = True
     """Have the C library (glibc) keep freed memory while training on a CPU, which is faster and holds more of it."""
     checkpoint_seconds: float = 60.0

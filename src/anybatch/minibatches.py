@@ -28,8 +28,6 @@ class Batch:
     """(N, T, P) raw distribution parameters of the weights that sampled."""
     advantage: Tensor
     """Advantages, normalised if the configuration says so."""
-    value: Tensor
-    """V(s_t) of the weights that sampled."""
     value_target: Tensor
     """(N, T) what the value function is trained towards."""
 
@@ -48,8 +46,6 @@ class Minibatch:
     """(B, P) raw distribution parameters of the weights that sampled."""
     advantage: Tensor
     """(B,) advantages, normalised if the configuration says so."""
-    value: Tensor
-    """(B,) V(s_t) of the weights that sampled."""
     value_target: Tensor
     """(B,) what the value function is trained towards."""
 
@@ -73,7 +69,7 @@ class Minibatch:
         )
 
 
-_TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value", "value_target")
+_TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value_target")
 
 
 def equal_cuts(length: int, most: int) -> list[slice]:
@@ -151,11 +147,20 @@ def shuffled(batch: Batch, minibatches: int, generator: torch.Generator) -> Iter
     """
     num_envs, steps = batch.advantage.shape
     chunks = time_chunks(num_envs, steps, minibatches)
-    for chosen in deal(num_envs * chunks, minibatches, generator):
-        index = chosen.to(batch.advantage.device)
 
-        def take(tensor: Tensor, index: Tensor = index) -> Tensor:
-            pieces = tensor.reshape(num_envs * chunks, steps // chunks, *tensor.shape[2:])
-            return pieces[index].flatten(0, 1)
+    def pieces(tensor: Tensor) -> Tensor:
+        return tensor.reshape(num_envs * chunks, steps // chunks, *tensor.shape[2:])
 
-        yield Minibatch(map_observation(take, batch.observation), *(take(getattr(batch, name)) for name in _TENSORS))
+    order = torch.cat(deal(num_envs * chunks, minibatches, generator)).to(batch.advantage.device)
+
+    def all_minibatches(tensor: Tensor) -> tuple[Tensor, ...]:
+        return pieces(tensor)[order].view(minibatches, -1, *tensor.shape[2:]).unbind()
+
+    rest = zip(*(all_minibatches(getattr(batch, name)) for name in _TENSORS), strict=True)
+    for index, tensors in zip(order.chunk(minibatches), rest, strict=True):
+
+        def one_minibatch(tensor: Tensor, index: Tensor = index) -> Tensor:
+            return pieces(tensor)[index].flatten(0, 1)
+
+        # observations alone are so large that a copy of the whole epoch would count
+        yield Minibatch(map_observation(one_minibatch, batch.observation), *tensors)

@@ -216,8 +216,8 @@ def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
 
 
 def _compile(learner: Learner) -> None:
-    """Fuse the operations of all encoders, the proximal policy's included; shapes are few and fixed."""
-    for encoder in learner.encoders:
+    """Fuse the operations of the encoders, for acting; the phases fuse those of a gradient step."""
+    for encoder in learner.agent.encoders:
         encoder.compile(dynamic=False)
 
 

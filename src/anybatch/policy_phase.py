@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
 from anybatch.noise_scale import NoiseScale
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
-from anybatch.optimizers import Optimizers, clip_gradients_
+from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
 from anybatch.proximal import ProximalPolicy
 
 
@@ -107,6 +108,8 @@ def _check_finite(seen: Mapping[str, float], agent: Agent) -> None:
         )
 
 
+Result = TypeVar("Result")
+
 Losses = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
 """A scalar loss with its gradient, and what was seen, by name."""
 
@@ -122,12 +125,13 @@ def _epochs(
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     most = learner.micro_batch
+    losses = fused(loss_function) if config.compile else loss_function
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
             for piece in minibatch.pieces(most):  # bounds memory; the gradients add up to the same
                 check_alone(learner.interrupts)
                 share = len(piece) / len(minibatch)
-                loss, seen, samples = loss_function(piece, learner)
+                loss, seen, samples = losses(piece, learner)
                 (loss * share).backward()
                 statistics.add(seen, share, samples)
             mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
@@ -135,10 +139,16 @@ def _epochs(
                 learner.noise.add(parameters, optimizer, round(config.optimization_batch))
             clip_gradients_(parameters, config.optimizer.max_grad_norm)
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            drop_gradients(parameters)
             if group != "value":
                 learner.proximal.after_gradient_step()  # theta_prox <- EWMA(theta)
                 statistics.end_gradient_step()
+
+
+@functools.cache
+def fused(loss_function: Callable[..., Result]) -> Callable[..., Result]:
+    """A module's function, its forward and backward pass fused into few kernels when it is first called."""
+    return torch.compile(loss_function, dynamic=False)  # shapes are few and fixed
 
 
 def _joint_loss(minibatch: Minibatch, learner: Learner) -> Losses:

@@ -266,7 +266,6 @@ def estimate_advantages(
         behavior_logp=rollout.behavior_logp,
         behavior_params=rollout.behavior_params,
         advantage=advantage,
-        value=rollout.value,
         value_target=target,
     )
     return batch, seen

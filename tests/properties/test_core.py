@@ -270,7 +270,7 @@ def test_each_sample_exactly_once_or_refusal(num_envs: int, steps: int, minibatc
     number = torch.arange(num_envs * steps).view(num_envs, steps)
     observation = {"x": number.unsqueeze(-1).float(), "y": -number}
     numbers = number.float()
-    batch = Batch(observation, number, numbers, numbers.unsqueeze(-1), numbers, numbers, numbers)
+    batch = Batch(observation, number, numbers, numbers.unsqueeze(-1), numbers, numbers)
     generator = torch.Generator().manual_seed(seed)
     if steps % (minibatches // math.gcd(num_envs, minibatches)):  # equal shares of equal pieces are impossible
         with pytest.raises(ConfigError, match=r"optimizer\.minibatches"):
@@ -294,7 +294,7 @@ def test_each_sample_exactly_once_or_refusal(num_envs: int, steps: int, minibatc
 def test_pieces_partition(count: int, most: int) -> None:
     number = torch.arange(count)
     zeros = torch.zeros(count)
-    minibatch = Minibatch({"x": number}, number, zeros, zeros.unsqueeze(-1), zeros, zeros, zeros)
+    minibatch = Minibatch({"x": number}, number, zeros, zeros.unsqueeze(-1), zeros, zeros)
     pieces = list(minibatch.pieces(most))
     sizes = [len(piece) for piece in pieces]
     assert max(sizes) <= most

@@ -20,7 +20,6 @@ def numbered(num_envs: int, steps: int, *, as_dict: bool = False) -> Batch:
         behavior_logp=number + 0.25,
         behavior_params=torch.stack([number] * 3, dim=-1).float(),
         advantage=number.float(),
-        value=number + 0.5,
         value_target=number + 0.75,
     )
 
@@ -34,7 +33,6 @@ def check_rows_belong_together(minibatch: Minibatch) -> None:
     assert torch.equal(minibatch.behavior_logp, number + 0.25)
     assert torch.equal(minibatch.behavior_params, torch.stack([number] * 3, dim=-1).float())
     assert torch.equal(minibatch.advantage, number.float())
-    assert torch.equal(minibatch.value, number + 0.5)
     assert torch.equal(minibatch.value_target, number + 0.75)
     if isinstance(minibatch.observation, dict):
         assert torch.equal(minibatch.observation["a"], torch.stack([number, -number], dim=-1).float())

@@ -39,7 +39,7 @@ def minibatch(observation: Tensor, behavior_params: Tensor | None = None) -> Min
     count = len(observation)
     zeros = torch.zeros(count)
     params = torch.zeros(count, 2) if behavior_params is None else behavior_params
-    return Minibatch(observation, zeros.long(), zeros, params, zeros, zeros, zeros)
+    return Minibatch(observation, zeros.long(), zeros, params, zeros, zeros)
 
 
 def set_theta(module: Scalar, theta: float) -> None:

@@ -74,7 +74,8 @@ def onednn_bf16(images: Tensor) -> bool:
     and backward together 1.16 times.
     """
     return (
-        images.device.type == "cpu"
+        not torch.compiler.is_compiling()  # which does not know these tensors
+        and images.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
         and torch.backends.mkldnn.is_available()
