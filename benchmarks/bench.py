@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from anybatch.config_io import override
 from bench_common import RESULTS, append_json, cores, machine_facts
 from bench_launch import Measurement, measure_all
@@ -69,6 +71,7 @@ def specs(arguments: argparse.Namespace, mode: dict[str, Any], sizes: dict[str, 
             rate_batches=arguments.rate_batches or ([256, 2048, 8192] if gpu else [64, 256]),
             plain=plain and name == arguments.algorithms[0],
             compiled=arguments.compiled,
+            changes=dict(arguments.set),
             **mode,
         )
         for name in arguments.algorithms
@@ -191,6 +194,14 @@ def verdict(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def setting(text: str) -> tuple[str, Any]:
+    """A field of the configuration and its value, from ``field=value``."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    return name, yaml.safe_load(value)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
@@ -208,6 +219,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, help="the library's default, on a GPU 8192")
     parser.add_argument("--rate-batches", type=int, nargs="+", help="batch sizes for the pure rates")
     parser.add_argument("--precision", default="auto")
+    parser.add_argument(
+        "--set", nargs="+", default=[], type=setting, metavar="FIELD=VALUE", help="more: env.groups=2 compile=true"
+    )
     parser.add_argument("--compiled", action="store_true", help="a compiled network too may set the limit")
     parser.add_argument("--out", type=Path, default=RESULTS / "bench.jsonl", help="where a line of JSON is appended")
     return parser.parse_args()

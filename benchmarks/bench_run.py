@@ -146,6 +146,7 @@ def run(spec: Spec, folder: Path) -> dict[str, Any]:
 def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, float]]:
     """Seconds and processor seconds of the measured iterations, and where the time went."""
     from anybatch import training
+    from anybatch.envs.groups import groups_of
     from anybatch.run import Run
     from bench_limits import synchronize
 
@@ -169,9 +170,10 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
 
     def build(*arguments: Any, **keywords: Any) -> Any:
         parts = originals["build"](*arguments, **keywords)
-        watch.wrap(parts.env, "step", "environment")
+        for _, envs in groups_of(parts.env):
+            watch.wrap(envs, "step", "environment")
         watch.wrap(parts.source, "next", "inference")
-        if config.policy.proximal != "behavior":
+        if config.policy.proximal != "behavior" and not config.compile:  # there it is part of the gradient step
             watch.wrap(parts.learner.proximal, "params", "proximal")
         return parts
 

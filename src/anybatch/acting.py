@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +15,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.array_policy import ArrayPolicy
 from anybatch.observation_buffer import ObservationBuffer
-from anybatch.observations import Observation, leaves, map_observation
+from anybatch.observations import Observation, map_observation
 
 
 class Actor(Protocol):
@@ -29,10 +30,8 @@ class Actor(Protocol):
 
 @dataclass(frozen=True)
 class Acted:
-    """What a policy saw and did in T steps of N environments, on the device."""
+    """What a policy did in T steps of N environments, on the device."""
 
-    observation: Observation
-    """(N, T, ...), or such a tensor for every key."""
     action: Tensor
     """(N, T, ...) as the policy produced them."""
     params: Tensor
@@ -44,33 +43,40 @@ class Acted:
 class Acting(Protocol):
     """Acts for one rollout, and keeps what learning needs."""
 
-    def act(self, t: int, observation: EnvObservation) -> np.ndarray:
-        """Draw the actions of step ``t``, as the environment takes them, for its observations (N, ...)."""
+    def ask(self, t: int, observation: EnvObservation) -> None:
+        """Begin to compute the actions of step ``t``, for its observations (N, ...)."""
+
+    def take(self) -> np.ndarray:
+        """Those actions, as the environment takes them; waits for a GPU, which else goes on by itself."""
 
     def result(self) -> Acted:
         """All T steps."""
 
 
-def acting(
-    agent: Actor, spec: ActionSpec, generator: torch.Generator, like: EnvObservation, steps: int, device: torch.device
-) -> Acting:
+def acting(agent: Actor, spec: ActionSpec, noise: Tensor, observations: ObservationBuffer) -> Acting:
     """Act with ``agent`` for one rollout, during which its weights stay as they are.
 
     Args:
         agent: the behaviour policy and value function.
         spec: what its outputs mean.
-        generator: of the actions' random numbers, all of which are drawn here.
-        like: observations (N, ...) of the environments.
-        steps: T.
-        device: of the agent, and of what is kept.
+        noise: (T, N, K) the random numbers of all steps, from :meth:`ActionSpec.noise`.
+        observations: keeps those of all steps.
     """
-    num_envs = len(leaves(like)[0])
-    noise = spec.noise((steps, num_envs), generator, device)
-    observations = ObservationBuffer(like, steps, device)
-    policy = ArrayPolicy.of(agent.policy, num_envs) if isinstance(agent, Agent) else None
+    policy = ArrayPolicy.of(agent.policy, noise.shape[1]) if isinstance(agent, Agent) else None
     if isinstance(agent, Agent) and policy is not None:
         return _WithNumpy(policy, agent, spec, noise, observations)
     return _WithTorch(agent, spec, noise, observations)
+
+
+def joined(groups: Sequence[Acted]) -> Acted:
+    """What was done in all groups of environments; they follow each other along N."""
+    if len(groups) == 1:
+        return groups[0]
+    return Acted(
+        action=torch.cat([group.action for group in groups]),
+        params=torch.cat([group.params for group in groups]),
+        value=torch.cat([group.value for group in groups]),
+    )
 
 
 class _WithTorch:
@@ -78,16 +84,39 @@ class _WithTorch:
         self._agent, self._spec, self._observations = agent, spec, observations
         self._noise = noise.unbind(0)
         self._kept: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._to_host = _ToHost() if noise.is_cuda else None
 
-    def act(self, t: int, observation: EnvObservation) -> np.ndarray:
+    def ask(self, t: int, observation: EnvObservation) -> None:
         params, value = self._agent(self._observations.put(t, observation))
         action = self._spec.distribution(params).transform(self._noise[t])
         self._kept.append((action, params, value))
-        return self._spec.to_env(action)
+        if self._to_host:
+            self._to_host.begin(action)
+
+    def take(self) -> np.ndarray:
+        return self._spec.array_to_env(self._to_host.end() if self._to_host else self._kept[-1][0].numpy())
 
     def result(self) -> Acted:
-        kept = (torch.stack(one, dim=1) for one in zip(*self._kept, strict=True))
-        return Acted(self._observations.observations, *kept)
+        return Acted(*(torch.stack(one, dim=1) for one in zip(*self._kept, strict=True)))
+
+
+class _ToHost:
+    """Copies a GPU's tensors of one shape to the host while the host does something else."""
+
+    def __init__(self) -> None:
+        self._pinned: Tensor | None = None
+        self._copied = torch.cuda.Event()
+
+    def begin(self, tensor: Tensor) -> None:
+        if self._pinned is None:
+            self._pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        self._pinned.copy_(tensor, non_blocking=True)
+        self._copied.record(torch.cuda.current_stream(tensor.device))
+
+    def end(self) -> np.ndarray:
+        assert self._pinned is not None
+        self._copied.synchronize()
+        return self._pinned.numpy().copy()  # the next tensor overwrites it
 
 
 class _WithNumpy:
@@ -99,16 +128,18 @@ class _WithNumpy:
         self._action = torch.empty((*noise.shape[:2], *spec.shape), dtype=spec.dtype)
         self._params = torch.empty((*noise.shape[:2], spec.num_params))
         self._actions, self._all_params = self._action.numpy(), self._params.numpy()  # (T, N, ...), the same memory
+        self._taken = 0
 
-    def act(self, t: int, observation: EnvObservation) -> np.ndarray:
+    def ask(self, t: int, observation: EnvObservation) -> None:
         self._observations.keep(t, observation)
-        params, action = self._policy(observation, self._noise[t])
-        self._all_params[t], self._actions[t] = params, action
-        return self._spec.array_to_env(action)
+        self._all_params[t], self._actions[t] = self._policy(observation, self._noise[t])
+        self._taken = t
+
+    def take(self) -> np.ndarray:
+        return self._spec.array_to_env(self._actions[self._taken])
 
     def result(self) -> Acted:
-        observation = self._observations.observations
         # all at once: the weights have not changed on the way
-        value = self._agent.value(map_observation(lambda x: x.flatten(0, 1), observation))
+        value = self._agent.value(map_observation(lambda x: x.flatten(0, 1), self._observations.observations))
         action, params = (x.transpose(0, 1).contiguous() for x in (self._action, self._params))
-        return Acted(observation, action, params, value.view(action.shape[:2]))
+        return Acted(action, params, value.view(action.shape[:2]))

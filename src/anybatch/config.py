@@ -26,6 +26,9 @@ class EnvConfig:
     """Bootstrap the value where an episode was cut by a time limit; None means yes, except for Procgen."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
+    groups: int = 1
+    """Groups of equal size that environments are stepped in, by turns: with 2, a GPU computes the actions of one while
+    the other steps. What is learned stays the same, but for rounding."""
     step_timeout: float | None = None
     """Seconds after which a step or reset that has not returned ends the run; None waits for ever."""
 

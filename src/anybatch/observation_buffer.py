@@ -10,23 +10,27 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.observations import Observation, leaves, map_observation
 
 
+def room_for(like: EnvObservation, steps: int, device: torch.device) -> Observation:
+    """Uninitialised tensors (N, T, ...) on a device for ``steps`` observations shaped (N, ...) as ``like`` is."""
+
+    def allocate(array: np.ndarray) -> Tensor:
+        dtype = torch.from_numpy(array[:0]).dtype
+        return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
+
+    return map_observation(allocate, like)
+
+
 class ObservationBuffer:
-    """The observations of T steps of N environments, on the device, filled one step at a time."""
+    """The observations of T steps of N environments, filled one step at a time."""
 
-    def __init__(self, like: EnvObservation, steps: int, device: torch.device) -> None:
-        """Room for ``steps`` observations shaped (N, ...) as ``like`` is."""
-        self._device = device
-
-        def allocate(array: np.ndarray) -> Tensor:
-            dtype = torch.from_numpy(array[:0]).dtype
-            return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
-
-        self.observations: Observation = map_observation(allocate, like)
-        """(N, T, ...) what was put so far; the rest is not initialised."""
-        on_gpu = device.type == "cuda"
+    def __init__(self, observations: Observation) -> None:
+        """Write into ``observations``, (N, T, ...) or such a tensor for every key."""
+        self.observations = observations
+        """What was put so far; the rest is as it was."""
+        on_gpu = leaves(observations)[0].is_cuda
         # memory that a GPU copies from by itself; and on a CPU the same memory, which NumPy writes to with less ado
-        self._staging = map_observation(_page_locked, like) if on_gpu else None
-        self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(self.observations)]
+        self._staging = map_observation(_page_locked_step, observations) if on_gpu else None
+        self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(observations)]
 
     def keep(self, t: int, observation: EnvObservation) -> None:
         """Write column ``t`` on a CPU."""
@@ -44,11 +48,12 @@ class ObservationBuffer:
             return map_observation(torch.from_numpy, observation)
         for pinned, new in zip(leaves(self._staging), leaves(observation), strict=True):
             np.copyto(pinned.numpy(), new)  # PyTorch would wake all its threads, which spin in the environments' way
-        moved = map_observation(lambda pinned: pinned.to(self._device, non_blocking=True), self._staging)
+        device = leaves(self.observations)[0].device
+        moved = map_observation(lambda pinned: pinned.to(device, non_blocking=True), self._staging)
         for column, tensor in zip(leaves(self.observations), leaves(moved), strict=True):
             column[:, t] = tensor
         return moved
 
 
-def _page_locked(array: np.ndarray) -> Tensor:
-    return torch.empty_like(torch.from_numpy(array), pin_memory=True)
+def _page_locked_step(tensor: Tensor) -> Tensor:
+    return torch.empty((tensor.shape[0], *tensor.shape[2:]), dtype=tensor.dtype, pin_memory=True)

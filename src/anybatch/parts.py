@@ -128,7 +128,8 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     device = resolve_device(local_device(config.device))
     prepare_device(device)
     interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
-    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)  # Ray's workers have theirs
+    ray_steps = config.rollout.source.ray_workers  # in environments of its workers
+    env = make(config.env, 1 if ray_steps else num_envs, env_seed, groups=1 if ray_steps else config.env.groups)
     with contextlib.ExitStack() as undo:
         undo.callback(env.close)
         action_spec = ActionSpec(env.action_space)

@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybatch.acting import Actor, acting
+from anybatch.acting import Actor, acting, joined
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
+from anybatch.envs.groups import concatenated, groups_of
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec
-from anybatch.observations import Observation, map_observation
+from anybatch.observation_buffer import ObservationBuffer, room_for
+from anybatch.observations import Observation, map_observation, rows_of
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
 
@@ -203,20 +205,33 @@ def collect(
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
     with torch.no_grad():
-        policy = acting(agent, spec, sampler.generator, sampler.observation, steps, device)
+        observations = room_for(sampler.observation, steps, device)
+        noise = spec.noise((steps, env.num_envs), sampler.generator, device)
+        groups = [
+            (rows, envs, acting(agent, spec, noise[:, rows], ObservationBuffer(rows_of(observations, rows))))
+            for rows, envs in groups_of(env)
+        ]
+        for rows, _, policy in groups:
+            policy.ask(0, rows_of(sampler.observation, rows))
         for t in range(steps):
-            interrupts.check()
-            action = policy.act(t, sampler.observation)
-            with interrupts.breakable():
-                step = env.step(action)
-            sampler.observation = step.observation
-            reward[:, t] = step.reward
-            done[:, t] = step.done
-            terminated[:, t] = step.terminated
-            if sampler.bootstrap_truncated and step.final_observation is not None:
-                bootstraps.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
+            latest = []
+            for rows, envs, policy in groups:
+                interrupts.check()
+                native = policy.take()
+                with interrupts.breakable():
+                    step = envs.step(native)
+                if t + 1 < steps:
+                    policy.ask(t + 1, step.observation)  # which a GPU computes while the next group steps
+                latest.append(step.observation)
+                reward[rows, t] = step.reward
+                done[rows, t] = step.done
+                terminated[rows, t] = step.terminated
+                if sampler.bootstrap_truncated and step.final_observation is not None:
+                    final_value = agent.value(to_device(step.final_observation, device))
+                    bootstraps.append((step.final_index + rows.start, t, final_value))
+        sampler.observation = concatenated(latest)
         last_value = agent.value(to_device(sampler.observation, device))
-        acted = policy.result()
+        acted = joined([policy.result() for _, _, policy in groups])
         value, logp = acted.value, spec.distribution(acted.params).log_prob(acted.action)
 
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
@@ -232,7 +247,7 @@ def collect(
     flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
     reward_t, first_t, done_t, terminated_t = flags
     return Rollout(
-        observation=acted.observation,
+        observation=observations,
         action=acted.action,
         behavior_logp=logp,
         behavior_params=acted.params,

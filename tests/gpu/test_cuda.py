@@ -16,8 +16,9 @@ from anybatch.models.agent import Agent, build_agent
 from anybatch.models.graphed import GraphedAgent, can_be_recorded
 from anybatch.models.precision import prepare_device
 from anybatch.parts import build
+from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppg_ewma, ppo_ewma
-from anybatch.training import resume, train
+from anybatch.training import estimate_advantages, resume, train
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -136,6 +137,33 @@ def test_compiled_encoders_learn_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     for parts in (plain, compiled):
         parts.env.close()
+
+
+def test_compiled_gradient_steps_learn_the_same(tmp_path: Path) -> None:
+    weights = []
+    for flag in (False, True):
+        parts = build(config(compile=flag), seed=1)
+        rollout = parts.source.next(0)
+        batch, _ = estimate_advantages(rollout, rollout.reward, parts.learner.config, parts.advantage_normalizer)
+        policy_phase(batch, parts.learner)
+        weights.append([x.detach().clone() for x in parts.learner.agent.parameters()])
+        parts.env.close()
+    for plain, compiled in zip(*weights, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("env", ["gym:Pendulum-v1", "gym:CartPole-v1"])
+def test_groups_of_environments_sample_what_one_group_does(env: str, tmp_path: Path) -> None:
+    rollouts = []
+    for groups in (1, 2):
+        changes = {"env.id": env, "env.groups": groups, "rollout.steps": 256}
+        parts = build(config(**changes), seed=1)
+        rollouts.append([parts.source.next(0).state_dict() for _ in range(2)])
+        parts.env.close()
+    for plain, grouped in zip(*rollouts, strict=True):
+        for name, x in plain.items():
+            if isinstance(x, torch.Tensor):
+                torch.testing.assert_close(grouped[name], x, rtol=1e-2, atol=1e-2, msg=name)
 
 
 def test_micro_batches_fill_a_gpu() -> None:

@@ -22,7 +22,8 @@ from anybatch.models.array_policy import ArrayPolicy
 from anybatch.models.encoder import in_numpy, is_recordable
 from anybatch.models.layers import ArrayFunction
 from anybatch.models.mlp import MlpEncoder
-from anybatch.observations import map_observation
+from anybatch.observation_buffer import ObservationBuffer, room_for
+from anybatch.observations import leaves, map_observation
 from anybatch.parts import build
 from anybatch.presets import ppo_ewma
 from anybatch.rollout import Rollout
@@ -129,7 +130,9 @@ def test_whole_rollouts(architecture: str, tmp_path: Path, monkeypatch: pytest.M
 def test_numpy_acts_by_itself_where_it_can() -> None:
     def kind(live: Any, like: Any = None) -> str:
         like = draw(VECTOR, 2) if like is None else like
-        return type(acting(live, live.action_spec, torch.Generator(), like, 4, CPU)).__name__
+        spec = live.action_spec
+        room = room_for(like, 4, CPU)
+        return type(acting(live, spec, spec.noise((4, len(leaves(room)[0]))), ObservationBuffer(room))).__name__
 
     assert kind(agent(VECTOR, spaces.Discrete(2))) == "_WithNumpy"
     assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_WithTorch"

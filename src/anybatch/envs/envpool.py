@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from anybatch.envs.base import Observation, Steps, derive_seeds
+from anybatch.envs.base import Observation, Steps
 from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError
@@ -93,8 +93,7 @@ class EnvPoolVectorEnv:
     def __init__(
         self,
         task_id: str,
-        num_envs: int,
-        seed: int,
+        seeds: Sequence[int],
         *,
         env_id: str,
         options: Mapping[str, Any],
@@ -102,25 +101,22 @@ class EnvPoolVectorEnv:
         bootstrap_truncated: bool = True,
         render_size: int | None = None,
         rendering: bool = False,
-        env_seeds: Sequence[int] | None = None,
     ) -> None:
-        """`render_size`: frames are this many pixels in width and height; None leaves it to the environment.
+        """`seeds`: one for each of the N environments; EnvPool before 1.2 takes the first, and adds indices to it.
 
-        `env_seeds`: a seed for every environment, where they are not to be derived from `seed`.
+        `render_size`: frames are this many pixels in width and height; None leaves it to the environment.
         """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
             raise EnvError(f"{env_id} has several players, and anybatch trains a single one.")
-        self.num_envs = num_envs
+        self.num_envs = num_envs = len(seeds)
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
         if "env_seed" in spec.config._fields:
-            config["env_seed"] = derive_seeds(seed, num_envs) if env_seeds is None else list(env_seeds)
-        elif env_seeds is not None:
-            raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
-        else:  # EnvPool before 1.2 has one seed for all, and adds the index to it
-            config["seed"] = derive_seeds(seed, 1)[0]
+            config["env_seed"] = list(seeds)
+        else:
+            config["seed"] = seeds[0]
         if rendering:
             config["render_mode"] = "rgb_array"
             if render_size is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from anybatch.envs import snapshot
-from anybatch.envs.base import Observation, Steps, derive_seeds
+from anybatch.envs.base import Observation, Steps
+from anybatch.envs.groups import concatenated
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture
 from anybatch.errors import EnvError
 
@@ -23,10 +24,9 @@ class GymnasiumLoop:
 
     bootstrap_truncated = True
 
-    def __init__(
-        self, make_env: Callable[[], gymnasium.Env[Any, Any]], num_envs: int, seed: int, *, env_id: str
-    ) -> None:
-        self.num_envs = num_envs
+    def __init__(self, make_env: Callable[[], gymnasium.Env[Any, Any]], seeds: Sequence[int], *, env_id: str) -> None:
+        """`seeds`: one for each of the N environments."""
+        self.num_envs = num_envs = len(seeds)
         self._env_id = env_id
         self._envs = [make_env() for _ in range(num_envs)]
         first = self._envs[0]
@@ -34,7 +34,7 @@ class GymnasiumLoop:
         self._actions = Actions(first.action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
-        self._seeds: list[int] | list[None] = derive_seeds(seed, num_envs)
+        self._seeds: list[int] | list[None] = list(seeds)
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
@@ -69,7 +69,7 @@ class GymnasiumLoop:
         self._observations.check_finite(observation)
         self._last = observation
         final_index = np.array(sorted(last), dtype=np.int64)
-        final = _concatenate(list(last.values())) if last else None
+        final = concatenated(list(last.values())) if last else None
         if final is not None:
             self._observations.check_finite(final, final_index)
         return Steps(observation, reward, terminated, truncated, final_index, final)
@@ -112,10 +112,3 @@ class GymnasiumLoop:
             raise EnvError(
                 f"The reward of environment {index} of {self._env_id} is {reward!r}, where a single number is expected."
             ) from error
-
-
-def _concatenate(rows: list[Observation]) -> Observation:
-    first = rows[0]
-    if isinstance(first, dict):
-        return {key: np.concatenate([row[key] for row in rows if isinstance(row, dict)]) for key in first}
-    return np.concatenate([row for row in rows if isinstance(row, np.ndarray)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from anybatch.envs.base import Observation, Steps, derive_seeds
+from anybatch.envs.base import Observation, Steps
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 
@@ -24,7 +25,8 @@ class GymnasiumVector:
 
     bootstrap_truncated = True
 
-    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seed: int, *, env_id: str) -> None:
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seeds: Sequence[int], *, env_id: str) -> None:
+        """`seeds`: one for each of its environments."""
         self.num_envs = int(env.num_envs)
         self._env = env
         self._env_id = env_id
@@ -33,7 +35,7 @@ class GymnasiumVector:
         self._actions = Actions(env.single_action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
-        self._seeds: list[int] | None = derive_seeds(seed, self.num_envs)
+        self._seeds: list[int] | None = list(seeds)
         self._last: Observation | None = None
 
     def reset(self) -> Observation:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +16,8 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config import EnvConfig
-from anybatch.envs.base import VectorEnv
+from anybatch.envs.base import VectorEnv, derive_seeds
+from anybatch.envs.groups import GroupedEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
@@ -26,20 +27,30 @@ from anybatch.errors import ConfigError, EnvError
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
 
-def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False) -> VectorEnv:
+def make(config: EnvConfig, num_envs: int, seed: int, *, groups: int = 1, rendering: bool = False) -> VectorEnv:
     """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
 
     seed: environments made with different seeds have nothing in common; the same seed gives the same ones.
+    groups: of equal size, that can be stepped apart; more than one give a :class:`anybatch.envs.groups.GroupedEnv`.
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
-    env = _make(config, num_envs, seed, rendering)
-    return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
-
-
-def _make(config: EnvConfig, num_envs: int, seed: int, rendering: bool) -> VectorEnv:
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
+    size, rest = divmod(num_envs, groups)
+    if rest or not size:
+        raise ConfigError(f"env.groups is {groups}, but must divide the {num_envs} environments.")
+    seeds, made = derive_seeds(seed, num_envs), list[VectorEnv]()
+    with contextlib.ExitStack() as undo:
+        for start in range(0, num_envs, size):
+            env = _make(config, seeds[start : start + size], rendering)
+            made.append(env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id))
+            undo.callback(made[-1].close)
+        undo.pop_all()
+    return made[0] if groups == 1 else GroupedEnv(made)
+
+
+def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
     family, colon, name = config.id.partition(":")
     if not colon or not name:
         raise ConfigError(f"env.id is {config.id!r}, but must be {FORMS}{_suggest_family(config.id)}")
@@ -48,18 +59,17 @@ def _make(config: EnvConfig, num_envs: int, seed: int, rendering: bool) -> Vecto
 
         return make_procgen(
             name,
-            num_envs,
-            seed,
+            seeds,
             env_id=config.id,
             options=config.options,
             threads=config.threads,
             rendering=rendering,
         )
     if family == "envpool":
-        return _make_envpool(name, config, num_envs, seed, rendering)
+        return _make_envpool(name, config, seeds, rendering)
     if family == "gym":
-        return _make_gym(name, config.id, config.options, num_envs, seed, rendering)
-    return _make_callable(find_environment(config.id), config.id, config.options, num_envs, seed, rendering)
+        return _make_gym(name, config.id, config.options, seeds, rendering)
+    return _make_callable(find_environment(config.id), config.id, config.options, seeds, rendering)
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -94,19 +104,15 @@ def _suggest_family(name: str) -> str:
     return f"; did you mean 'procgen:{close[0]}-hard'?" if close else "."
 
 
-def _make_envpool(name: str, config: EnvConfig, num_envs: int, seed: int, rendering: bool) -> VectorEnv:
+def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
     from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 
     env_id = f"envpool:{name}"
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
-    return EnvPoolVectorEnv(
-        name, num_envs, seed, env_id=env_id, options=options, threads=config.threads, rendering=rendering
-    )
+    return EnvPoolVectorEnv(name, seeds, env_id=env_id, options=options, threads=config.threads, rendering=rendering)
 
 
-def _make_gym(
-    name: str, env_id: str, options: Mapping[str, Any], num_envs: int, seed: int, rendering: bool
-) -> VectorEnv:
+def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequence[int], rendering: bool) -> VectorEnv:
     try:
         spec = gymnasium.spec(name)
         creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -129,7 +135,7 @@ def _make_gym(
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
             raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
 
-    return _vectorize(make_env, options, num_envs, seed, env_id)
+    return _vectorize(make_env, options, seeds, env_id)
 
 
 def _render_modes(creator: Any) -> list[str]:
@@ -139,17 +145,16 @@ def _render_modes(creator: Any) -> list[str]:
 def _vectorize(
     make_env: Callable[[], gymnasium.Env[Any, Any]],
     options: Mapping[str, Any],
-    num_envs: int,
-    seed: int,
+    seeds: Sequence[int],
     env_id: str,
 ) -> VectorEnv:
     how = options.get("vectorization", "sync")
     if how == "sync":
-        return GymnasiumLoop(make_env, num_envs, seed, env_id=env_id)
+        return GymnasiumLoop(make_env, seeds, env_id=env_id)
     if how == "async":
         with _ignoring_ctrl_c():
-            processes = AsyncVectorEnv([make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        return GymnasiumVector(processes, seed, env_id=env_id)
+            processes = AsyncVectorEnv([make_env] * len(seeds), autoreset_mode=AutoresetMode.SAME_STEP)
+        return GymnasiumVector(processes, seeds, env_id=env_id)
     raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
 
 
@@ -170,8 +175,7 @@ def _make_callable(
     function: Callable[..., Any],
     env_id: str,
     options: Mapping[str, Any],
-    num_envs: int,
-    seed: int,
+    seeds: Sequence[int],
     rendering: bool,
 ) -> VectorEnv:
     parameters = _parameters(function)
@@ -182,15 +186,15 @@ def _make_callable(
         kwargs.setdefault("render_mode", "rgb_array")
     make_env = functools.partial(function, **kwargs)
     if not many:
-        return _vectorize(functools.partial(_single, make_env, env_id), options, num_envs, seed, env_id)
-    env = make_env(num_envs=num_envs)
+        return _vectorize(functools.partial(_single, make_env, env_id), options, seeds, env_id)
+    env = make_env(num_envs=len(seeds))
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is due."
         )
-    if env.num_envs != num_envs:
-        raise EnvError(f"{env_id} was asked for {num_envs} environments and returned {env.num_envs}.")
-    return GymnasiumVector(env, seed, env_id=env_id)
+    if env.num_envs != len(seeds):
+        raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
+    return GymnasiumVector(env, seeds, env_id=env_id)
 
 
 def _single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:

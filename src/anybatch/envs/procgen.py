@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, import_envpool, make_spec, task_ids
@@ -61,15 +61,16 @@ def list_procgen() -> list[str]:
 
 def make_procgen(
     name: str,
-    num_envs: int,
-    seed: int,
+    seeds: Sequence[int],
     *,
     env_id: str,
     options: Mapping[str, Any],
     threads: int = 0,
     rendering: bool = False,
 ) -> EnvPoolVectorEnv:
-    """N copies of the game `name`, GAME or GAME-MODE (default hard); observations (N, 64, 64, 3) uint8, 15 actions.
+    """A copy for each of N seeds of the game `name`, GAME or GAME-MODE (default hard).
+
+    Observations (N, 64, 64, 3) uint8, 15 actions.
 
     Raises ConfigError for an unknown game, mode or option, and EnvError if EnvPool or Qt is missing.
     """
@@ -77,8 +78,7 @@ def make_procgen(
     checked = check_options(options, make_spec(task_id, env_id), env_id, reserved=_RESERVED)
     return EnvPoolVectorEnv(
         task_id,
-        num_envs,
-        seed,
+        seeds,
         env_id=env_id,
         options={**checked, "channel_first": False},  # its native layout: EnvPool then has nothing to transpose
         threads=threads,

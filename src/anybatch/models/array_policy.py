@@ -15,7 +15,6 @@ import gymnasium as gym
 import numpy as np
 from torch import nn
 
-from anybatch.envs.base import Observation as EnvObservation
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import GaussianHead, Policy
 from anybatch.models.encoder import in_numpy
@@ -48,7 +47,9 @@ class ArrayPolicy:
         return None if encoder is None else cls(encoder, _head(policy.head), _draw(policy.action_spec))
 
     @np.errstate(all="ignore")  # what is not finite is reported once, at the end of a rollout
-    def __call__(self, observation: EnvObservation, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self, observation: np.ndarray | dict[str, np.ndarray], noise: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Raw distribution parameters (B, P), float32, and actions (B, *shape)."""
         params = self._head(self._encoder(observation))
         return params, self._draw(params, noise)

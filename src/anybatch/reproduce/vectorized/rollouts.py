@@ -54,9 +54,7 @@ def make_stacked_env(config: EnvConfig, seeds: Sequence[int]) -> EnvPoolVectorEn
     env_seeds = [env_seed for seed in seeds for env_seed in derive_seeds(seed, config.num_envs)]
     # without a choice one thread: these environments take less time than handing them to another does
     threads = config.threads or 1
-    return EnvPoolVectorEnv(
-        name, len(env_seeds), 0, env_id=config.id, options=options, threads=threads, env_seeds=env_seeds
-    )
+    return EnvPoolVectorEnv(name, env_seeds, env_id=config.id, options=options, threads=threads)
 
 
 class Episodes:
