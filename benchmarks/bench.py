@@ -27,7 +27,7 @@ import yaml
 from anybatch.config_io import override
 from bench_common import RESULTS, append_json, cores, machine_facts
 from bench_launch import Measurement, measure_all
-from bench_limits import passes
+from bench_limits import Passes, passes
 from bench_run import Spec, configuration
 
 ALGORITHMS = ("ppo", "ppo-ewma", "ppg", "ppg-ewma")
@@ -141,6 +141,7 @@ def row(mode: str, measured: list[Measurement], plain: dict[str, float]) -> dict
         "where": {label: statistics.median(one.where.get(label, 0.0) for one in measured) for label in _LABELS},
         "rates": rates,
         "networks": first.rates(),
+        "network_rates": [first.rates()["anybatch"][kind] for kind in ("forward", "both")],
         "memory_limit": work.memory_limit(first.bandwidth) if first.bandwidth else None,
     }
 
@@ -152,15 +153,16 @@ def advantage_of_plain(measured: Measurement) -> dict[str, float]:
 
 
 def add_ratios(rows: list[dict[str, Any]]) -> None:
-    """Time of each EWMA variant over that of its algorithm, in the same mode: as measured, and of the limits."""
+    """Time of each EWMA variant over its algorithm's, in the same mode: as measured, and at equal network speed."""
     found = {(one["mode"], one["algorithm"]): one for one in rows}
     for one in rows:
         base = found.get((one["mode"], one["algorithm"].removesuffix("-ewma")))
         if base is not None and base is not one:
             one["ewma_ratio"] = base["rate"] / one["rate"]
             one["ewma_ratio_processor"] = one["processor_seconds_per_step"] / base["processor_seconds_per_step"]
-            # the speed of the machine may have changed between the two: in units of the pure passes
-            one["ewma_ratio_adjusted"] = (base["fraction"] / one["fraction"]) * (base["limit"] / one["limit"])
+            # the speed of the machine may have changed between the two: fractions, and limits at the same speed
+            limits = [Passes(*row["passes"]).limit(*base["network_rates"]) for row in (base, one)]
+            one["ewma_ratio_adjusted"] = (base["fraction"] / one["fraction"]) * (limits[0] / limits[1])
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -183,7 +185,8 @@ def verdict(rows: list[dict[str, Any]]) -> str:
         f"{one['algorithm']} ({one['mode']}) {one['fraction']:.3f}" for one in rows if one["fraction"] < FRACTION_BAR
     ]
     above = [
-        f"{one['algorithm']} ({one['mode']}) {one['ewma_ratio']:.3f}"
+        f"{one['algorithm']} ({one['mode']}) {one['ewma_ratio']:.3f}, at equal speed of the network "
+        f"{one['ewma_ratio_adjusted']:.3f}"
         for one in rows
         if one.get("ewma_ratio", 0) > EWMA_BARS.get(one["algorithm"], float("inf"))
     ]

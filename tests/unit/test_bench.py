@@ -121,17 +121,19 @@ def test_sizes_fit_into_the_time_and_keep_pairs_together() -> None:
 
 
 def test_ewma_ratios() -> None:
-    rows = [
-        {"mode": "core", "algorithm": name, "rate": rate, "limit": 2 * rate, "fraction": 0.5} for name, rate in
-        (("ppo", 100.0), ("ppo-ewma", 80.0))
-    ]  # fmt: skip
-    for row, seconds in zip(rows, (0.01, 0.0125), strict=True):
-        row["processor_seconds_per_step"] = seconds
-    add_ratios(rows)
-    assert "ewma_ratio" not in rows[0]
-    assert [rows[1][key] for key in ("ewma_ratio", "ewma_ratio_processor", "ewma_ratio_adjusted")] == pytest.approx(
-        [1.25] * 3
+    # f = 1000 and b = 500 allow PPO 1000/7 steps/s, and PPO-EWMA, with 3 more forward passes, 1000/10. The machine
+    # was half as fast when the second was measured: its own limit was 50, of which it reached 0.8.
+    ppo, ewma = (
+        {"mode": "core", "algorithm": name, "rate": rate, "fraction": fraction, "passes": count}
+        for name, rate, fraction, count in (("ppo", 100.0, 0.7, [1, 3]), ("ppo-ewma", 40.0, 0.8, [4, 3]))
     )
+    ppo |= {"network_rates": [1000.0, 500.0], "processor_seconds_per_step": 0.01}
+    ewma |= {"network_rates": [500.0, 250.0], "processor_seconds_per_step": 0.0125}
+    add_ratios([ppo, ewma])
+    assert "ewma_ratio" not in ppo
+    assert ewma["ewma_ratio"] == pytest.approx(100 / 40)
+    assert ewma["ewma_ratio_processor"] == pytest.approx(1.25)
+    assert ewma["ewma_ratio_adjusted"] == pytest.approx(0.7 / 0.8 * 10 / 7)
 
 
 def test_ranks_are_counted_together() -> None:
