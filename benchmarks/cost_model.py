@@ -82,7 +82,9 @@ def main() -> None:
     for name in PRESETS:
         runs[name] = build(config_for(name, arguments), seed=1)
         counted = Counted()
-        for encoder in runs[name].learner.encoders:
+        learner = runs[name].learner
+        averaged = [learner.proximal.module.encoder] if hasattr(learner.proximal, "module") else []
+        for encoder in [*learner.agent.encoders, *averaged]:
             counted.watch(encoder)
         one_phase(runs[name])  # also the warm-up
         counts[name] = {kind: counted.passes[kind] / env_steps for kind in ("forward", "forward-backward")}

@@ -2,10 +2,10 @@
 
 What it shows: all of the algorithm on one page, for discrete actions and vector observations. It trains what
 ``anybatch train ppo-ewma --env.id gym:CartPole-v1`` trains: every random number is drawn from the same stream, in the
-same order, so that at equal settings and seed the weights of the two are equal bit for bit
-(tests/examples/test_single_file.py) once the library acts with PyTorch as well, and not with NumPy, which is faster
-here and rounds differently. Each part of a run (weights, environments, actions, minibatches) has a stream of its own,
-see `stream`.
+same order, so that at equal settings and seed the weights of the two are equal but for rounding: the library acts with
+NumPy here, which is faster. Where it acts with PyTorch they are equal bit for bit
+(tests/examples/test_single_file.py). Each part of a run (weights, environments, actions, minibatches) has a stream of
+its own, see `stream`.
 
 How to run it:
 

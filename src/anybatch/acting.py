@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from anybatch.envs.base import Observation as EnvObservation
+from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.array_policy import ArrayPolicy
 from anybatch.observation_buffer import ObservationBuffer
 from anybatch.observations import Observation, map_observation
+
+_TOLERANCE = 1e-3  # rounding stays far below
 
 
 class Actor(Protocol):
@@ -116,7 +119,7 @@ class _ToHost:
     def end(self) -> np.ndarray:
         assert self._pinned is not None
         self._copied.synchronize()
-        return self._pinned.numpy().copy()  # the next tensor overwrites it
+        return self._pinned.numpy()  # until the next one
 
 
 class _WithNumpy:
@@ -139,7 +142,20 @@ class _WithNumpy:
         return self._spec.array_to_env(self._actions[self._taken])
 
     def result(self) -> Acted:
+        observations = self._observations.observations
+        self._check(map_observation(lambda x: x[:, 0], observations), self._params[0])
         # all at once: the weights have not changed on the way
-        value = self._agent.value(map_observation(lambda x: x.flatten(0, 1), self._observations.observations))
+        value = self._agent.value(map_observation(lambda x: x.flatten(0, 1), observations))
         action, params = (x.transpose(0, 1).contiguous() for x in (self._action, self._params))
         return Acted(action, params, value.view(action.shape[:2]))
+
+    def _check(self, observation: Observation, params: Tensor) -> None:
+        """A policy that acts otherwise than it is trained would bias every gradient, and nothing else would show it."""
+        expected = self._agent.policy(observation)
+        error = (params - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+        if error > _TOLERANCE:  # false for what is not finite, which is reported later
+            name = type(self._agent.policy.encoder).__name__
+            raise ConfigError(
+                f"in_numpy of the encoder {name} does not compute what its forward pass does: the policy's outputs "
+                f"differ by {float(error):.2g} of their size; correct it, or remove it"
+            )

@@ -8,8 +8,9 @@ with it those after iteration max(0, i - max_lag), as :class:`anybatch.sources.D
 result: the actions have a generator of their own. (An encoder that draws random numbers itself, for dropout say, shares
 PyTorch's global generator with the learner, and gives that up.)
 
-EnvPool, NumPy and PyTorch release Python's global lock, so the two threads run side by side. Environments written in
-Python hold it; the option ``vectorization async`` steps them in processes of their own.
+EnvPool and PyTorch release Python's global lock, so the two threads run side by side. Environments written in Python
+hold it, and so does acting with a small network in NumPy, for some microseconds a step; the option ``vectorization
+async`` steps environments in processes of their own.
 """
 
 from __future__ import annotations

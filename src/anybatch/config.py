@@ -25,10 +25,10 @@ class EnvConfig:
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where an episode was cut by a time limit; None means yes, except for Procgen."""
     threads: int = 0
-    """Threads that step EnvPool environments; 0 lets EnvPool choose."""
+    """Threads that step EnvPool environments, those of a group; 0 lets EnvPool choose."""
     groups: int = 1
     """Groups of equal size that environments are stepped in, by turns: with 2, a GPU computes the actions of one while
-    the other steps. What is learned stays the same, but for rounding."""
+    the other steps. What is learned stays the same, but for rounding; on a CPU it only makes batches smaller."""
     step_timeout: float | None = None
     """Seconds after which a step or reset that has not returned ends the run; None waits for ever."""
 
@@ -205,8 +205,9 @@ class TrainConfig:
     """Most samples in one forward-backward pass; bounds memory, and does not change the gradient. None takes 256 on a
     CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
     compile: bool = False
-    """Fuse the operations of acting and of a gradient step (networks, objective, backward pass) with torch.compile: a
-    minute's start, then faster on a GPU; on a CPU it needs a C++ compiler, and gains with small networks alone."""
+    """Fuse the operations of a gradient step (networks, objective, backward pass), and of acting in turns with it, with
+    torch.compile: a minute's start, then faster on a GPU; on a CPU it needs a C++ compiler and pays for small networks
+    alone."""
     keep_freed_memory: bool = True
     """Have the C library (glibc) keep freed memory while training on a CPU, which is faster and holds more of it."""
     checkpoint_seconds: float = 60.0

@@ -217,9 +217,13 @@ def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
 
 
 def _compile(learner: Learner) -> None:
-    """Fuse the operations of the encoders, for acting; the phases fuse those of a gradient step."""
-    for encoder in learner.agent.encoders:
-        encoder.compile(dynamic=False)
+    """Fuse the operations of acting; the phases fuse those of a gradient step.
+
+    Not of values alone, which are asked for in as many shapes as there are numbers of truncated episodes.
+    """
+    learner.agent.compile(dynamic=False)
+    if learner.config.aux.enabled:
+        learner.agent.policy.compile(dynamic=False)  # for the old policy's outputs before an auxiliary phase
 
 
 def _noise_scale(config: TrainConfig) -> NoiseScale:

@@ -52,12 +52,6 @@ class Learner:
         return next(self.agent.parameters()).device
 
     @property
-    def encoders(self) -> list[torch.nn.Module]:
-        """Of all networks, the proximal policy's included where it has one."""
-        averaged = getattr(self.proximal, "module", None)
-        return [*self.agent.encoders, *([] if averaged is None else [averaged.encoder])]
-
-    @property
     def on_gpu(self) -> bool:
         """Whether that is a GPU."""
         return self.device.type == "cuda"
@@ -147,7 +141,11 @@ def _epochs(
 
 @functools.cache
 def fused(loss_function: Callable[..., Result]) -> Callable[..., Result]:
-    """A module's function, its forward and backward pass fused into few kernels when it is first called."""
+    """A module's function, its forward and backward pass fused into few kernels when it is first called.
+
+    For each configuration anew, since its numbers become constants. PyTorch keeps eight in a process (its
+    ``recompile_limit``), runs a ninth as if nothing had been compiled, and says so.
+    """
     return torch.compile(loss_function, dynamic=False)  # shapes are few and fixed
 
 

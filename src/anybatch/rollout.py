@@ -199,20 +199,21 @@ def collect(
         with interrupts.breakable():
             sampler.observation = env.reset()
         episodes.restart()
+    observation, sampler.observation = sampler.observation, None  # a rollout that is broken off ends in new episodes
     shape = (env.num_envs, steps)
     reward = np.empty(shape, dtype=np.float32)
     done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
     bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
 
     with torch.no_grad():
-        observations = room_for(sampler.observation, steps, device)
+        observations = room_for(observation, steps, device)
         noise = spec.noise((steps, env.num_envs), sampler.generator, device)
         groups = [
             (rows, envs, acting(agent, spec, noise[:, rows], ObservationBuffer(rows_of(observations, rows))))
             for rows, envs in groups_of(env)
         ]
         for rows, _, policy in groups:
-            policy.ask(0, rows_of(sampler.observation, rows))
+            policy.ask(0, rows_of(observation, rows))
         for t in range(steps):
             latest = []
             for rows, envs, policy in groups:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from anybatch.acting import acting
 from anybatch.config import ModelConfig
-from anybatch.errors import DivergenceError
+from anybatch.envs.gymnasium_vector import GymnasiumVector
+from anybatch.errors import ConfigError, DivergenceError, EnvError
+from anybatch.interrupts import Interrupts
 from anybatch.models import array_policy
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.array_policy import ArrayPolicy
@@ -26,7 +28,7 @@ from anybatch.observation_buffer import ObservationBuffer, room_for
 from anybatch.observations import leaves, map_observation
 from anybatch.parts import build
 from anybatch.presets import ppo_ewma
-from anybatch.rollout import Rollout
+from anybatch.rollout import Rollout, Sampler, collect
 
 CPU = torch.device("cpu")
 VECTOR = spaces.Box(-1, 1, (5,))
@@ -161,6 +163,7 @@ class Told(Doubled):
 
     def in_numpy(self) -> ArrayFunction:
         function = super().in_numpy()
+        assert function is not None
         return lambda observation: 2 * function(observation)
 
 
@@ -187,3 +190,94 @@ def test_a_network_that_is_not_finite_is_reported_once(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         with pytest.raises(DivergenceError, match="not finite while sampling"):
             parts.source.next(0)
+
+
+class Scaled(MlpEncoder):
+    """Does something else by way of a method that forward calls."""
+
+    def vectors(self, observation: Tensor) -> Tensor:
+        return super().vectors(observation) * 0.1
+
+
+class Wrong(MlpEncoder):
+    """Says something about itself that is not so."""
+
+    def in_numpy(self) -> ArrayFunction | None:
+        function = super().in_numpy()
+        assert function is not None
+        return lambda observation: function(observation)[:1]  # of the first environment, for all of them
+
+
+def test_whatever_changes_the_forward_pass_is_acted_with() -> None:
+    assert in_numpy(Scaled(VECTOR)) is None
+    hooked = MlpEncoder(VECTOR)
+    hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    replaced = MlpEncoder(VECTOR)
+    replaced.forward = lambda observation: torch.zeros(len(observation), 64)  # type: ignore[method-assign]
+    for encoder in (hooked, replaced):
+        assert in_numpy(encoder) is None
+        assert not is_recordable(encoder)
+
+
+def test_an_encoder_that_is_wrong_about_itself_ends_the_run(tmp_path: Path) -> None:
+    changes = {"encoder": f"{__name__}:Wrong", "device": "cpu"}
+    config = ppo_ewma("gym:CartPole-v1", num_envs=4, rollout_steps=8, total_env_steps=1000, **changes)
+    parts = build(config, 1, segments=tmp_path)
+    with torch.no_grad():
+        parts.learner.agent.policy.head.weight.mul_(100)  # type: ignore[operator, union-attr]
+    with pytest.raises(ConfigError, match=r"in_numpy of the encoder Wrong does not compute .* differ by [0-9.e+]+ of"):
+        parts.source.next(0)
+
+
+def test_low_precision_acts_as_it_is_trained() -> None:
+    live = build_agent(ModelConfig(), VECTOR, spaces.Discrete(2), precision="bf16")
+    assert ArrayPolicy.of(live.policy, 1) is not None
+    live.policy.encoder.low_precision = True  # type: ignore[assignment]
+    assert ArrayPolicy.of(live.policy, 1) is None
+
+
+class Rewriting(gym.vector.VectorEnv):  # type: ignore[type-arg]
+    """Overwrites the actions that it is handed, and is done with every third step."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": gym.vector.AutoresetMode.DISABLED}  # noqa: RUF012
+
+    def __init__(self, num_envs: int, space: gym.Space[Any]) -> None:
+        self.num_envs, self.single_observation_space, self.single_action_space = num_envs, VECTOR, space
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros((self.num_envs, 5), np.float32), {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        actions[:] = 0
+        none = np.zeros(self.num_envs, bool)
+        return self.reset()[0], np.zeros(self.num_envs), none, none, {}
+
+
+@pytest.mark.parametrize("size", [1, 1024])  # acting with NumPy, and with PyTorch
+@pytest.mark.parametrize("actions", [ACTIONS[0], ACTIONS[1], ACTIONS[3], spaces.Box(-1, 1, (2,))], ids=str)
+def test_actions_are_kept_as_they_were(actions: gym.Space[Any], size: int) -> None:
+    env = GymnasiumVector(Rewriting(3, actions), [1, 2, 3], env_id="rewriting")
+    live = agent(VECTOR, actions, options={"width": size})
+    generator = torch.Generator().manual_seed(0)
+    sampler = Sampler(env, live.action_spec, bootstrap_truncated=True, generator=generator)
+    rollout = collect(sampler, live, 50, device=CPU, interrupts=Interrupts())
+    assert rollout.action.float().std() > 0.1
+
+
+def test_a_rollout_that_breaks_off_leaves_no_half_episode() -> None:
+    class Breaking(Rewriting):
+        steps = 0
+
+        def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+            self.steps += 1
+            if self.steps == 3:
+                raise EnvError("broken")
+            return super().step(actions)
+
+    live = agent(VECTOR, ACTIONS[0])
+    env = GymnasiumVector(Breaking(3, ACTIONS[0]), [1, 2, 3], env_id="breaking")
+    sampler = Sampler(env, live.action_spec, bootstrap_truncated=True, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(EnvError, match="broken"):
+        collect(sampler, live, 5, device=CPU, interrupts=Interrupts())
+    assert sampler.observation is None
+    assert collect(sampler, live, 5, device=CPU, interrupts=Interrupts()).first[:, 0].all()

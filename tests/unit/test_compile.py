@@ -25,11 +25,19 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("preset", [ppo_ewma, ppg_ewma])
-def test_phases_learn_the_same(preset: Any, tmp_path: Path) -> None:
-    config = preset("gym:CartPole-v1", num_envs=4, rollout_steps=24, total_env_steps=10_000, device="cpu")
-    # pieces of 8 and of 4: what is compiled has to serve both
-    changes: dict[str, Any] = {"micro_batch": 7, "aux.policy_iterations": 1, "aux.epochs": 1, "log.noise_scale": False}
+@pytest.mark.parametrize(
+    ("preset", "env", "more"),
+    [
+        (ppo_ewma, "gym:CartPole-v1", {}),
+        (ppo_ewma, "gym:Pendulum-v1", {"policy.objective": "kl", "optimizer.value_epochs": 2}),
+        (ppg_ewma, "gym:CartPole-v1", {}),
+    ],
+)
+def test_phases_learn_the_same(preset: Any, env: str, more: dict[str, Any], tmp_path: Path) -> None:
+    config = preset(env, num_envs=4, rollout_steps=26, total_env_steps=10_000, device="cpu")
+    # minibatches of 4 * 26 / 8 = 13 in pieces of 6 and 7: what is compiled has to serve both
+    changes = {"micro_batch": 7, "aux.policy_iterations": 1, "aux.epochs": 1, "aux.minibatches": 2}
+    changes |= {"log.noise_scale": False, **more}
     learned = []
     for compiled in (False, True):
         parts = build(override(config, {**changes, "compile": compiled}), 1, segments=tmp_path / str(compiled))
@@ -54,6 +62,7 @@ def test_phases_learn_the_same(preset: Any, tmp_path: Path) -> None:
         assert fused_seen[name] == pytest.approx(number, rel=1e-3, abs=1e-5), name
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor with bf16")
 def test_bf16_images_on_a_cpu() -> None:
     """Where the library would run on oneDNN's own tensors, which the compiler does not know."""
     images = spaces.Box(0, 255, (8, 8, 3), np.uint8)

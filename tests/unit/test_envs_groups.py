@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from anybatch.parts import build
 from anybatch.presets import override, ppo_ewma
 from anybatch.progress import read_progress
 from anybatch.rollout import Rollout, Sampler, collect
+from anybatch.validation import validate
 
 CPU = torch.device("cpu")
 
@@ -148,9 +150,81 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(whole[name], half[name])
 
 
-@pytest.mark.parametrize("groups", [3, 5, 8])
+@pytest.mark.parametrize("groups", [0, 3, 5, 8])
 def test_groups_must_be_equal(groups: int, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"env\.groups is {groups}, but must divide .* 4"):
-        build(config(**{"env.groups": groups}), 1, segments=tmp_path)
+    allowed = "divide .* 4" if groups else "be an integer of at least 1"
+    with pytest.raises(ConfigError, match=rf"env\.groups is {groups}, but must {allowed}"):
+        build(validate(config(**{"env.groups": groups})), 1, segments=tmp_path)
     with pytest.raises(ConfigError, match=rf"env\.groups is {groups}, but must divide the 4 environments"):
         make(EnvConfig("gym:CartPole-v1"), 4, 0, groups=groups)
+
+
+class Closing(Logged):
+    """One of two that cannot be closed."""
+
+    def close(self) -> None:
+        self.log.append(f"close {self.name}")
+        if self.name == "B":
+            raise EnvError("stuck")
+
+
+def test_all_groups_are_closed() -> None:
+    log: list[str] = []
+    with pytest.raises(EnvError, match="stuck"):
+        GroupedEnv([Closing(name, log) for name in "ABC"]).close()  # type: ignore[list-item]
+    assert sorted(log) == ["close A", "close B", "close C"]
+
+
+class Counting(gymnasium.vector.VectorEnv):  # type: ignore[type-arg]
+    """A vector environment with a state of its own: the observation counts the steps."""
+
+    metadata: dict[str, Any] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}  # noqa: RUF012
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.count = num_envs, 0.0
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.full((self.num_envs, 1), self.count, np.float32), {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.count += 1
+        none = np.zeros(self.num_envs, bool)
+        return self.reset()[0], np.zeros(self.num_envs), none, none, {}
+
+    def get_state(self) -> float:
+        return self.count
+
+    def set_state(self, state: float) -> None:
+        self.count = state
+
+
+def counting(num_envs: int) -> Counting:
+    return Counting(num_envs)
+
+
+def test_vector_environments_keep_a_state_for_each_group() -> None:
+    one, other = (make(EnvConfig(f"{__name__}:counting"), 4, 0, groups=2) for _ in range(2))
+    one.reset()
+    for _ in range(3):
+        one.step(np.zeros(4, np.int64))
+    state = one.save_state()
+    assert state == {"groups": [{"env": 3.0}, {"env": 3.0}]}
+    other.load_state(state)
+    assert other.step(np.zeros(4, np.int64)).observation.tolist() == [[4.0]] * 4  # type: ignore[union-attr]
+    with pytest.raises(EnvError, match=r"not of 4 groups .*env\.groups"):
+        make(EnvConfig(f"{__name__}:counting"), 4, 0, groups=4).load_state(state)
+
+
+@pytest.mark.parametrize("more", [{"env.step_timeout": 60.0}, {"rollout.source.kind": "asynchronous"}])
+def test_groups_with_other_settings(more: dict[str, Any], tmp_path: Path) -> None:
+    """Asynchronous sampling one rollout ahead, with a schedule that does not depend on time."""
+    if "rollout.source.kind" in more:
+        more = {**more, "rollout.source.deterministic": True}
+    logs = []
+    for groups in (1, 2):
+        train(config("gym:CartPole-v1", **{"env.groups": groups, **more}), tmp_path / str(groups), seed=1, quiet=True)
+        logs.append(read_progress(tmp_path / str(groups) / "progress.csv"))
+    for name in ("policy_loss", "value_loss", "mean_episode_return"):
+        np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=1e-3, atol=1e-5)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -154,6 +155,11 @@ def events(run_dir):
     return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in tags}
 
 
+def next_second():
+    """TensorBoard reads files in the order of their names: by second, and then the tenth of a process before the ninth."""
+    time.sleep(1.01 - time.time() % 1)
+
+
 def test_tensorboard_events_are_readable_and_hidden_after_a_resume(tmp_path):
     config = LogConfig(tensorboard=True)
     with logs.open_logs(tmp_path, config, 1024, quiet=True) as run:
@@ -164,6 +170,7 @@ def test_tensorboard_events_are_readable_and_hidden_after_a_resume(tmp_path):
         "entropy": [(256, 0.5), (512, 0.25)],
         "mean_episode_return": [(512, 3.0)],
     }
+    next_second()
     with logs.open_logs(tmp_path, config, 1024, quiet=True, resume_after=1) as run:
         run.write({"iteration": 2, "env_steps": 512, "entropy": 0.75, "mean_episode_return": 4})
     assert events(tmp_path)["entropy"] == [(256, 0.5), (512, 0.75)]
@@ -175,6 +182,7 @@ def test_a_run_that_starts_again_has_each_iteration_once(tmp_path):
         with logs.open_logs(tmp_path, LogConfig(), 1024, quiet=True) as run:
             for row in rows(count):
                 run.write(row)
+        next_second()
     assert progress.read_progress(tmp_path / "progress.csv")["iteration"] == [1, 2]
     assert events(tmp_path)["iteration"] == [(256, 1.0), (512, 2.0)]
 

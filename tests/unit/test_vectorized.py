@@ -264,3 +264,9 @@ def test_results_are_named_by_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "x.csv.gz").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="is not the result of a run"):
         read_result(tmp_path / "x.csv.gz")
+
+
+def test_finished_runs_are_found_by_later_versions() -> None:
+    """A field that changes nothing about a stacked run must not change its name: it would be trained again."""
+    config = ppo_ewma("envpool:Catch-v0", num_envs=4, total_env_steps=10_000)
+    assert result_path(Path("runs"), config, 3).name == "47fc69a6482fb750fb4f.csv.gz"

@@ -102,7 +102,7 @@ class EnvPoolVectorEnv:
         render_size: int | None = None,
         rendering: bool = False,
     ) -> None:
-        """`seeds`: one for each of the N environments; EnvPool before 1.2 takes the first, and adds indices to it.
+        """`seeds`: one for each of the N environments.
 
         `render_size`: frames are this many pixels in width and height; None leaves it to the environment.
         """
@@ -113,10 +113,9 @@ class EnvPoolVectorEnv:
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
-        if "env_seed" in spec.config._fields:
-            config["env_seed"] = list(seeds)
-        else:
-            config["seed"] = seeds[0]
+        if "env_seed" not in spec.config._fields:
+            raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
+        config["env_seed"] = list(seeds)
         if rendering:
             config["render_mode"] = "rgb_array"
             if render_size is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,8 +76,9 @@ class GroupedEnv:
 
     def close(self) -> None:
         """Close all groups."""
-        for _, env in self.groups:
-            env.close()
+        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+            for _, env in self.groups:
+                closing.callback(env.close)
 
 
 def groups_of(env: VectorEnv) -> list[tuple[slice, VectorEnv]]:

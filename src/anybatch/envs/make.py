@@ -37,8 +37,8 @@ def make(config: EnvConfig, num_envs: int, seed: int, *, groups: int = 1, render
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    size, rest = divmod(num_envs, groups)
-    if rest or not size:
+    size = num_envs // groups if groups > 0 else 0
+    if size * groups != num_envs:
         raise ConfigError(f"env.groups is {groups}, but must divide the {num_envs} environments.")
     seeds, made = derive_seeds(seed, num_envs), list[VectorEnv]()
     with contextlib.ExitStack() as undo:

@@ -21,7 +21,7 @@ class TimedEnv:
     """
 
     def __init__(self, env: VectorEnv, seconds: float, env_id: str) -> None:
-        """Take over ``env``; ``seconds`` is the longest that a step or reset of all environments may take."""
+        """Take over ``env``; ``seconds`` is the longest that a step or reset of all of them may take."""
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space

@@ -109,7 +109,7 @@ class ActionSpec:
     def array_to_env(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """:meth:`to_env` of an array."""
         if self._as_is:
-            return array
+            return array.copy()  # what an environment does to it must not reach what is learned from
         if isinstance(self.space, gym.spaces.Box):
             # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
             scaled = (array * self._scale + self._center).astype(self.space.dtype)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -38,12 +37,14 @@ class ArrayPolicy:
     def of(cls, policy: Policy, batch: int) -> ArrayPolicy | None:
         """`policy` for observations (batch, ...); None for one on a GPU, that is large, or has an encoder without it.
 
-        An encoder takes part by a method `in_numpy` that returns its forward pass on arrays.
+        An encoder takes part by a method `in_numpy` that returns its forward pass on arrays. One that computes in less
+        than float32 (`low_precision`) does not: it would act with other numbers than it is trained on.
         """
         weights = list(policy.parameters())
         if weights[0].device.type != "cpu" or batch * sum(w.numel() for w in weights) > _MOST_MULTIPLICATIONS:
             return None
-        encoder = in_numpy(policy.encoder)
+        low = policy.precision == "bf16" and getattr(policy.encoder, "low_precision", False)
+        encoder = None if low else in_numpy(policy.encoder)
         return None if encoder is None else cls(encoder, _head(policy.head), _draw(policy.action_spec))
 
     @np.errstate(all="ignore")  # what is not finite is reported once, at the end of a rollout
@@ -69,8 +70,9 @@ def _head(head: nn.Module) -> ArrayFunction:
 
 
 def _draw(spec: ActionSpec) -> Draw:
+    """What :mod:`anybatch.models.distributions` does in PyTorch; tests hold the two to each other."""
     if isinstance(spec.space, gym.spaces.Discrete):
-        return lambda params, noise: _choose(params, noise)
+        return _choose
     if isinstance(spec.space, gym.spaces.MultiDiscrete):
         ends = np.cumsum(spec.space.nvec.reshape(-1))[:-1]
 
@@ -90,7 +92,8 @@ def _draw(spec: ActionSpec) -> Draw:
     return normal
 
 
-def _choose(logits: np.ndarray, level: np.ndarray) -> Any:
+def _choose(logits: np.ndarray, level: np.ndarray) -> np.ndarray:
     """:meth:`Categorical.transform`: logits (B, n) and levels (B, 1) to choices (B,)."""
     cumulative = np.exp(logits - logits.max(axis=-1, keepdims=True)).cumsum(axis=-1)
-    return (cumulative <= level * cumulative[:, -1:]).sum(axis=-1)
+    chosen: np.ndarray = (cumulative <= level * cumulative[:, -1:]).sum(axis=-1)
+    return chosen

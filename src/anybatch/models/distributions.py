@@ -39,7 +39,7 @@ class Distribution(Protocol):
     def transform(self, noise: Tensor) -> Tensor:
         """The actions (..., *action shape) that random numbers (..., K) stand for, without gradient.
 
-        Uniform ones from 0 to just below 1, of which :class:`DiagonalGaussian` alone takes standard normal ones:
+        Uniform from 0 to just below 1, but for :class:`DiagonalGaussian`, which takes standard normal ones:
         :meth:`anybatch.models.actions.ActionSpec.noise` draws them for many steps at once.
         """
         ...

@@ -73,12 +73,15 @@ def positive_integer(name: str, value: object) -> int:
 
 
 def declared(module: nn.Module, name: str) -> bool:
-    """Whether `name` describes the module's own forward pass.
+    """Whether `name` describes what calling the module does.
 
-    What a base class says of its forward pass is not true of the one that a subclass puts in its place.
+    What a base class says of its forward pass is not true of the one that a subclass puts in its place, nor of one with
+    hooks or that an instance was given.
     """
     if name in vars(module):
         return True
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        return False
     return any(name in vars(kind) for kind in _down_to_forward(type(module)))
 
 

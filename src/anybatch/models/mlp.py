@@ -81,8 +81,13 @@ class MlpEncoder(nn.Module):
             features = torch.tanh(functional.linear(features, layer.weight, layer.bias))
         return features
 
-    def in_numpy(self) -> ArrayFunction:
-        """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.models.array_policy`."""
+    def in_numpy(self) -> ArrayFunction | None:
+        """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.models.array_policy`.
+
+        None in a subclass with :meth:`vectors` of its own.
+        """
+        if type(self).vectors is not MlpEncoder.vectors:
+            return None
         layers = [dense_in_numpy(layer) for layer in self._dense]
         hot = [np.arange(start, start + size) for start, size in zip(self._starts, self._sizes, strict=True)]
 
