@@ -156,7 +156,7 @@ def events(run_dir):
 
 
 def next_second():
-    """TensorBoard reads files in the order of their names: by second, and then the tenth of a process before the ninth."""
+    """TensorBoard reads files in the order of names: by second, and then the tenth of a process before the ninth."""
     time.sleep(1.01 - time.time() % 1)
 
 
