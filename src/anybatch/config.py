@@ -196,7 +196,8 @@ class TrainConfig:
     total_env_steps: int = 100_000_000
     """Environment steps to train for, over all environments."""
     workers: int = 4
-    """Data-parallel workers of the reference setup; the auxiliary phase's scaling rule depends on it."""
+    """Data-parallel workers of the reference setup, on which the auxiliary phase's scaling rule depends. It starts
+    none: torchrun does."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision of the encoders; auto takes bf16 where the hardware has it. Everything after them is fp32."""
     device: str = "auto"
@@ -206,8 +207,8 @@ class TrainConfig:
     CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
     compile: bool = False
     """Fuse the operations of a gradient step (networks, objective, backward pass), and of acting in turns with it, with
-    torch.compile: a minute's start, then faster on a GPU; on a CPU it needs a C++ compiler and pays for small networks
-    alone."""
+    torch.compile: a minute's start, then faster on a GPU. On a CPU it needs a C++ compiler and half a minute, which
+    small networks win back after millions of steps, and others never."""
     keep_freed_memory: bool = True
     """Have the C library (glibc) keep freed memory while training on a CPU, which is faster and holds more of it."""
     checkpoint_seconds: float = 60.0

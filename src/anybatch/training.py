@@ -161,6 +161,8 @@ def _loop(run: Run, parts: Parts) -> None:
     learner, config = parts.learner, run.config
     if config.keep_freed_memory and learner.device.type == "cpu" and keep_freed_memory():
         run.remark("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.compile:
+        run.remark("the first iteration takes up to a minute longer (compile)")
     share = share_of(config.env.num_envs) / config.env.num_envs
     wait_for_all()
     while not run.finished and not any_worker(learner.interrupts.requested):

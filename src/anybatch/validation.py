@@ -126,7 +126,7 @@ def validate_shares(config: TrainConfig, shares: Sequence[int]) -> None:
         if together % config.env.groups:
             raise ConfigError(
                 f"env.groups is {config.env.groups}, but must divide the environments that are stepped together, "
-                f"which are {together}"
+                f"which are {together} of {config.env.num_envs}"
             )
 
 

@@ -205,7 +205,7 @@ class Wrong(MlpEncoder):
     def in_numpy(self) -> ArrayFunction | None:
         function = super().in_numpy()
         assert function is not None
-        return lambda observation: function(observation)[:1]  # of the first environment, for all of them
+        return lambda observation: function(observation[:1]).repeat(len(observation), 0)  # the first one's for all
 
 
 def test_whatever_changes_the_forward_pass_is_acted_with() -> None:
@@ -227,6 +227,33 @@ def test_an_encoder_that_is_wrong_about_itself_ends_the_run(tmp_path: Path) -> N
         parts.learner.agent.policy.head.weight.mul_(100)  # type: ignore[operator, union-attr]
     with pytest.raises(ConfigError, match=r"in_numpy of the encoder Wrong does not compute .* differ by [0-9.e+]+ of"):
         parts.source.next(0)
+
+
+def features(shape: tuple[int, ...], dtype: Any) -> Any:
+    return lambda self: lambda observation: np.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("in_numpy_of_it", "message"),
+    [
+        (features((4, 5), np.float32), r"gave float32 \(4, 5\), where a float32 array \(4, 64\) is expected"),
+        (features((64,), np.float32), r"gave float32 \(64,\), where"),
+        (features((4, 64), np.float64), r"gave float64 \(4, 64\), where"),
+        (lambda self: lambda observation: torch.zeros(4, 64), r"gave Tensor, where"),
+        (lambda self: lambda observation: np.full((4, 64), np.nan, np.float32), "does not compute what its forward"),
+        (lambda self: 5, "must be a method without arguments that returns a function"),
+        (lambda self, observation: observation, "must be a method without arguments that returns a function"),
+        (True, "must be a method without arguments that returns a function"),
+    ],
+)
+def test_an_encoder_s_mistakes_are_named(in_numpy_of_it: Any, message: str) -> None:
+    live = agent(VECTOR, spaces.Discrete(2))
+    encoder = live.policy.encoder
+    encoder.__class__ = type("Mistaken", (MlpEncoder,), {"in_numpy": in_numpy_of_it})
+    env = GymnasiumVector(Rewriting(4, ACTIONS[0]), [1, 2, 3, 4], env_id="rewriting")
+    sampler = Sampler(env, live.action_spec, bootstrap_truncated=True, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match=message):
+        collect(sampler, live, 5, device=CPU, interrupts=Interrupts())
 
 
 def test_low_precision_acts_as_it_is_trained() -> None:

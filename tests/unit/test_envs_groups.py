@@ -131,7 +131,7 @@ def test_state_goes_from_groups_to_groups(before: int, after: int) -> None:
     assert state is not None
     other.load_state(state)
     np.testing.assert_array_equal(other.step(action).observation, one.step(action).observation)
-    with pytest.raises(EnvError, match="is of 4 environments"):
+    with pytest.raises(EnvError, match=r"is of 4 environments, and these are 2: env\.num_envs"):
         make(EnvConfig("gym:CartPole-v1"), 2, 0, groups=2).load_state(state)
 
 

@@ -61,7 +61,10 @@ class GroupedEnv:
         """Go on from there; raises EnvError if the state is of another number of environments or groups."""
         if "envs" in state:
             if len(state["envs"]) != self.num_envs:
-                raise EnvError(f"The saved state is of {len(state['envs'])} environments, not {self.num_envs}.")
+                raise EnvError(
+                    f"The saved state is of {len(state['envs'])} environments, and these are {self.num_envs}: "
+                    "env.num_envs must stay what it was."
+                )
             for rows, env in self.groups:
                 env.load_state({"envs": state["envs"][rows]})
             return

@@ -13,7 +13,7 @@ from anybatch.envs.base import Observation
 from anybatch.errors import EnvError
 
 _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of these"
-_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, and Box with a float dtype"
+_ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ class Actions:
         leaf = _leaf(space)
         flat = len(space.shape or ()) == 1 or not isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary))
         if leaf is None or not flat or (isinstance(space, spaces.Box) and space.dtype.kind != "f"):
-            raise EnvError(f"The action space of {env_id} is {space}, and anybatch supports {_ACTIONS}.")
+            found = " ".join(str(space).split())  # arrays print on several lines
+            raise EnvError(f"The action space of {env_id} is {found}, and anybatch supports {_ACTIONS}.")
         self.space = leaf.space
         self._leaf = leaf
         self._native_dtype = np.dtype(space.dtype)

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from torch import nn
 
+from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import GaussianHead, Policy
 from anybatch.models.encoder import in_numpy
@@ -28,8 +29,9 @@ Draw = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class ArrayPolicy:
     """A policy on arrays. It reads the weights where they lie: acts with what the optimiser has made of them."""
 
-    def __init__(self, encoder: ArrayFunction, head: ArrayFunction, draw: Draw) -> None:
+    def __init__(self, encoder: ArrayFunction, features: int, head: ArrayFunction, draw: Draw) -> None:
         self._encoder = encoder
+        self._features = features
         self._head = head
         self._draw = draw
 
@@ -45,14 +47,27 @@ class ArrayPolicy:
             return None
         low = policy.precision == "bf16" and getattr(policy.encoder, "low_precision", False)
         encoder = None if low else in_numpy(policy.encoder)
-        return None if encoder is None else cls(encoder, _head(policy.head), _draw(policy.action_spec))
+        if encoder is None:
+            return None
+        features = int(getattr(policy.encoder, "out_features"))  # noqa: B009
+        return cls(encoder, features, _head(policy.head), _draw(policy.action_spec))
 
     @np.errstate(all="ignore")  # what is not finite is reported once, at the end of a rollout
     def __call__(
         self, observation: np.ndarray | dict[str, np.ndarray], noise: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Raw distribution parameters (B, P), float32, and actions (B, *shape)."""
-        params = self._head(self._encoder(observation))
+        """Raw distribution parameters (B, P), float32, and actions (B, *shape).
+
+        Raises ConfigError for features that are not what the encoder promises.
+        """
+        features = self._encoder(observation)
+        expected = (len(noise), self._features)
+        if not isinstance(features, np.ndarray) or features.shape != expected or features.dtype != np.float32:
+            found = (
+                f"{features.dtype} {features.shape}" if isinstance(features, np.ndarray) else type(features).__name__
+            )
+            raise ConfigError(f"in_numpy of the encoder gave {found}, where a float32 array {expected} is expected.")
+        params = self._head(features)
         return params, self._draw(params, noise)
 
 

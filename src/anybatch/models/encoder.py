@@ -64,11 +64,21 @@ def is_recordable(encoder: nn.Module) -> bool:
 
 
 def in_numpy(encoder: nn.Module) -> ArrayFunction | None:
-    """The encoder's forward pass on arrays, with its present weights, where it offers one by `in_numpy`."""
+    """The encoder's forward pass on arrays, with its present weights, where it offers one by `in_numpy`.
+
+    Raises ConfigError if that is not a method that returns a function, or None.
+    """
     if not declared(encoder, "in_numpy"):
         return None
     make: Callable[[], ArrayFunction | None] = encoder.in_numpy  # type: ignore[assignment]
-    return make()
+    if callable(make) and not inspect.signature(make).parameters:
+        function = make()
+        if function is None or callable(function):
+            return function
+    raise ConfigError(
+        f"in_numpy of the encoder {type(encoder).__name__} must be a method without arguments that returns a function "
+        "of observations, the forward pass on arrays."
+    )
 
 
 def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.Module:
