@@ -141,7 +141,6 @@ def row(mode: str, measured: list[Measurement], plain: dict[str, float]) -> dict
         "where": {label: statistics.median(one.where.get(label, 0.0) for one in measured) for label in _LABELS},
         "rates": rates,
         "networks": first.rates(),
-        "network_rates": [first.rates()["anybatch"][kind] for kind in ("forward", "both")],
         "memory_limit": work.memory_limit(first.bandwidth) if first.bandwidth else None,
     }
 
@@ -161,7 +160,8 @@ def add_ratios(rows: list[dict[str, Any]]) -> None:
             one["ewma_ratio"] = base["rate"] / one["rate"]
             one["ewma_ratio_processor"] = one["processor_seconds_per_step"] / base["processor_seconds_per_step"]
             # the speed of the machine may have changed between the two: fractions, and limits at the same speed
-            limits = [Passes(*row["passes"]).limit(*base["network_rates"]) for row in (base, one)]
+            rates = base["networks"]["anybatch"]
+            limits = [Passes(*row["passes"]).limit(rates["forward"], rates["both"]) for row in (base, one)]
             one["ewma_ratio_adjusted"] = (base["fraction"] / one["fraction"]) * (limits[0] / limits[1])
 
 

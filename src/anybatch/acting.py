@@ -128,25 +128,21 @@ class _WithNumpy:
     ) -> None:
         self._policy, self._agent, self._spec, self._observations = policy, agent, spec, observations
         self._noise = noise.numpy()
-        self._action = torch.empty((*noise.shape[:2], *spec.shape), dtype=spec.dtype)
-        self._params = torch.empty((*noise.shape[:2], spec.num_params))
-        self._actions, self._all_params = self._action.numpy(), self._params.numpy()  # (T, N, ...), the same memory
-        self._taken = 0
+        self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def ask(self, t: int, observation: EnvObservation) -> None:
         self._observations.keep(t, observation)
-        self._all_params[t], self._actions[t] = self._policy(observation, self._noise[t])
-        self._taken = t
+        self._kept.append(self._policy(observation, self._noise[t]))
 
     def take(self) -> np.ndarray:
-        return self._spec.array_to_env(self._actions[self._taken])
+        return self._spec.array_to_env(self._kept[-1][1])
 
     def result(self) -> Acted:
         observations = self._observations.observations
-        self._check(map_observation(lambda x: x[:, 0], observations), self._params[0])
+        params, action = (torch.from_numpy(np.stack(one, axis=1)) for one in zip(*self._kept, strict=True))
+        self._check(map_observation(lambda x: x[:, 0], observations), params[:, 0])
         # all at once: the weights have not changed on the way
         value = self._agent.value(map_observation(lambda x: x.flatten(0, 1), observations))
-        action, params = (x.transpose(0, 1).contiguous() for x in (self._action, self._params))
         return Acted(action, params, value.view(action.shape[:2]))
 
     def _check(self, observation: Observation, params: Tensor) -> None:

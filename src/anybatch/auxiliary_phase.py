@@ -108,7 +108,7 @@ class AuxiliaryPhase:
             group["lr"] = step_size(self._optimizer_config, progress)
         if not self._has_old_params:
             self._compute_old_params()
-        self._clear_gradients()  # nothing of the policy phase may enter the first step
+        drop_gradients(self._parameters)  # nothing of the policy phase may enter the first step
         per_epoch = self._config.minibatches_per_epoch
         while self._steps < self.steps:
             self._epoch_start = self._shuffle.get_state()
@@ -156,7 +156,7 @@ class AuxiliaryPhase:
             self._sums += seen.double().cpu() * share
         mean_gradients_(self._parameters, self._share, self._learner.interrupts)
         self.optimizer.step()
-        self._clear_gradients()  # and nothing of this step may enter the next, or the policy phase
+        drop_gradients(self._parameters)  # and nothing of this step may enter the next, or the policy phase
         self._total_steps += 1
 
     def _end(self) -> None:
@@ -170,9 +170,6 @@ class AuxiliaryPhase:
         self.store.clear()
         self._steps, self._has_old_params, self._epoch_start = 0, False, None
         self._sums = torch.zeros_like(self._sums)
-
-    def _clear_gradients(self) -> None:
-        drop_gradients(self._parameters)
 
     @property
     def _device(self) -> torch.device:

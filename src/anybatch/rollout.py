@@ -12,7 +12,8 @@ from torch import Tensor
 from anybatch.acting import Actor, acting, joined
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
-from anybatch.envs.groups import concatenated, groups_of
+from anybatch.envs.groups import groups_of
+from anybatch.envs.spaces import concatenated
 from anybatch.errors import DivergenceError
 from anybatch.interrupts import Interrupts
 from anybatch.models.actions import ActionSpec

@@ -127,8 +127,8 @@ def test_ewma_ratios() -> None:
         {"mode": "core", "algorithm": name, "rate": rate, "fraction": fraction, "passes": count}
         for name, rate, fraction, count in (("ppo", 100.0, 0.7, [1, 3]), ("ppo-ewma", 40.0, 0.8, [4, 3]))
     )
-    ppo |= {"network_rates": [1000.0, 500.0], "processor_seconds_per_step": 0.01}
-    ewma |= {"network_rates": [500.0, 250.0], "processor_seconds_per_step": 0.0125}
+    ppo |= {"networks": {"anybatch": {"forward": 1000.0, "both": 500.0}}, "processor_seconds_per_step": 0.01}
+    ewma |= {"networks": {"anybatch": {"forward": 500.0, "both": 250.0}}, "processor_seconds_per_step": 0.0125}
     add_ratios([ppo, ewma])
     assert "ewma_ratio" not in ppo
     assert ewma["ewma_ratio"] == pytest.approx(100 / 40)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps, VectorEnv
+from anybatch.envs.spaces import concatenated
 from anybatch.errors import EnvError
 
 
@@ -60,13 +62,9 @@ class GroupedEnv:
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there; raises EnvError if the state is of another number of environments or groups."""
         if "envs" in state:
-            if len(state["envs"]) != self.num_envs:
-                raise EnvError(
-                    f"The saved state is of {len(state['envs'])} environments, and these are {self.num_envs}: "
-                    "env.num_envs must stay what it was."
-                )
+            states = snapshot.states_of(state, self.num_envs)
             for rows, env in self.groups:
-                env.load_state({"envs": state["envs"][rows]})
+                env.load_state({"envs": states[rows]})
             return
         if len(state.get("groups", ())) != len(self.groups):
             raise EnvError(f"The saved state is not of {len(self.groups)} groups of environments (env.groups).")
@@ -87,13 +85,3 @@ class GroupedEnv:
 def groups_of(env: VectorEnv) -> list[tuple[slice, VectorEnv]]:
     """The groups of a :class:`GroupedEnv`, with their rows; any other environment is a group of its own."""
     return env.groups if isinstance(env, GroupedEnv) else [(slice(0, env.num_envs), env)]
-
-
-def concatenated(parts: Sequence[Observation]) -> Observation:
-    """Batches of observations, one after the other; a single one as it is."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, dict):
-        return {key: np.concatenate([part[key] for part in parts if isinstance(part, dict)]) for key in first}
-    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])

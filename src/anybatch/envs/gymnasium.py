@@ -10,8 +10,7 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.groups import concatenated
-from anybatch.envs.spaces import Actions, Observations, check_reward, picture
+from anybatch.envs.spaces import Actions, Observations, check_reward, concatenated, picture
 from anybatch.errors import EnvError
 
 
@@ -86,12 +85,7 @@ class GymnasiumLoop:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there; raises EnvError if the state is of other environments, or of another number of them."""
-        if len(state["envs"]) != self.num_envs:
-            raise EnvError(
-                f"The saved state is of {len(state['envs'])} environments, and these are {self.num_envs}: env.num_envs "
-                "must stay what it was."
-            )
-        for env, one in zip(self._envs, state["envs"], strict=True):
+        for env, one in zip(self._envs, snapshot.states_of(state, self.num_envs), strict=True):
             snapshot.load(env, one)
         self._seeds = [None] * self.num_envs
 

@@ -64,6 +64,17 @@ def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
             layer.set_state(data["own"])  # type: ignore[attr-defined]
 
 
+def states_of(state: dict[str, Any], num_envs: int) -> list[Any]:
+    """The states of `num_envs` environments in ``{"envs": [...]}``; raises EnvError if they are of another number."""
+    states: list[Any] = state["envs"]
+    if len(states) != num_envs:
+        raise EnvError(
+            f"The saved state is of {len(states)} environments, and these are {num_envs}: env.num_envs must stay what "
+            "it was."
+        )
+    return states
+
+
 def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
     layer = env
     while isinstance(layer, gymnasium.Wrapper):

@@ -9,7 +9,7 @@ nearly equal policies that a policy update compares.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self, TypeAlias
 
@@ -259,15 +259,21 @@ def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch
 
 def uniform(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
     """Uniform numbers in [0, 1 - 2^-20) of a shape, with `like`'s dtype and device."""
-    noise = torch.empty(shape, dtype=like.dtype, device=like.device)
-    for part, source in _sources(noise, generator):
-        part.uniform_(0.0, _BELOW_ONE, generator=source)
-    return noise
+    return _drawn(like, shape, generator, lambda part, source: part.uniform_(0.0, _BELOW_ONE, generator=source))
 
 
 def normal(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
     """Standard normal numbers of a shape, with `like`'s dtype and device."""
+    return _drawn(like, shape, generator, lambda part, source: part.normal_(generator=source))
+
+
+def _drawn(
+    like: Tensor,
+    shape: Sequence[int],
+    generator: RandomSource,
+    fill_: Callable[[Tensor, torch.Generator | None], Tensor],
+) -> Tensor:
     noise = torch.empty(shape, dtype=like.dtype, device=like.device)
     for part, source in _sources(noise, generator):
-        part.normal_(generator=source)
+        fill_(part, source)
     return noise
