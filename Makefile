@@ -19,7 +19,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 demo: $(VENV)/.installed-demo ## train PPO-EWMA on a Procgen game for about two minutes; curve, returns and folder at the end
-	@$(BIN)/python -m anybatch.demo
+	@$(BIN)/python examples/demo.py
 
 install: $(VENV)/.installed-dev ## everything that the tests and checks need, into .venv
 

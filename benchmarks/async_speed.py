@@ -28,14 +28,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 
-from anybatch.atomic import write_text
-from anybatch.config import TrainConfig
-from anybatch.config_io import override
-from anybatch.memory import keep_freed_memory
-from anybatch.parts import Parts, build
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
 from anybatch.reproduce.tables import markdown
+from anybatch.runs.build import Parts, build
+from anybatch.system.atomic_files import write_text
+from anybatch.system.memory import keep_freed_memory
 from anybatch.training import estimate_advantages
 from bench_common import machine_facts
 

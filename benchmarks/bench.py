@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from anybatch.config_io import override
+from anybatch.config.io import override
 from bench_common import RESULTS, append_json, cores, machine_facts
 from bench_launch import Measurement, measure_all
 from bench_limits import Passes, passes

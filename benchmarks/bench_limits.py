@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from anybatch.config import TrainConfig
-from anybatch.reproduce.cost import passes as counted
+from anybatch.config.schema import TrainConfig
+from anybatch.reproduce.figures.cost import passes as counted
 
 # What a forward pass of the IMPALA network reads and writes for a sample, in bf16, where no operation is fused with its
 # neighbour; a backward pass moves about twice as much. A residual block of e numbers a sample moves 11 e (two ReLUs and

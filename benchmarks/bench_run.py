@@ -117,8 +117,8 @@ def run(spec: Spec, folder: Path) -> dict[str, Any]:
     """Measure, with runs in ``folder``; call once in a process."""
     import torch
 
-    from anybatch.distributed import wait_for_all
-    from anybatch.memory import keep_freed_memory
+    from anybatch.distributed.collectives import wait_for_all
+    from anybatch.system.memory import keep_freed_memory
 
     torch.set_num_threads(spec.threads)
     keep_freed_memory()
@@ -147,14 +147,14 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
     """Seconds and processor seconds of the measured iterations, and where the time went."""
     from anybatch import training
     from anybatch.envs.groups import groups_of
-    from anybatch.run import Run
+    from anybatch.runs.run import Run
     from bench_limits import synchronize
 
     watch, marks = Stopwatch(), []
     on_gpu = config.device != "cpu"
     extra = 1 if on_gpu else 0  # stopping the GPU for the stopwatch costs time: another iteration is watched there
     if extra:
-        from anybatch.config_io import override
+        from anybatch.config.io import override
 
         config = override(config, {"total_env_steps": config.total_env_steps + config.iteration_batch})
 
@@ -209,8 +209,8 @@ def _rates(spec: Spec, config: Any) -> dict[str, Any]:
         return {}
     import torch
 
-    from anybatch.config import EnvConfig
-    from anybatch.envs.make import spaces
+    from anybatch.config.schema import EnvConfig
+    from anybatch.envs.factory import spaces
     from anybatch.models.agent import build_agent
     from anybatch.models.precision import resolve_device, resolve_precision
     from bench_limits import measure, plain_networks
@@ -248,7 +248,7 @@ def main() -> None:
         here = spec.cores if spec.ranks == 1 else [spec.cores[int(os.environ["RANK"]) % len(spec.cores)]]
         pin(here)
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))  # before torch is imported
-    from anybatch.process_group import join
+    from anybatch.distributed.process_group import join
 
     with tempfile.TemporaryDirectory() as temporary, join():
         print(json.dumps(run(spec, Path(spec.folder or temporary))), flush=True)

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from anybatch.config import TrainConfig
+from anybatch.config.schema import TrainConfig
 from anybatch.observations import Observation, leaves
-from anybatch.parts import build
 from anybatch.presets import PRESETS
-from anybatch.reproduce.cost import one_phase
+from anybatch.reproduce.figures.cost import one_phase
+from anybatch.runs.build import build
 
 N_PI = 1
 # forward-only and forward-backward passes of all networks for an environment step, of which networks, and the paper's

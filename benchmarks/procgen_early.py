@@ -18,10 +18,10 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from anybatch.config_io import override
-from anybatch.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.config.io import override
 from anybatch.presets import PRESETS
-from anybatch.progress import read_progress
+from anybatch.reproduce.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
 
 ROOT = Path(__file__).parent.parent

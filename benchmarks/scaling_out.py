@@ -21,9 +21,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from anybatch.atomic import write_text
-from anybatch.progress import read_progress
 from anybatch.reproduce.tables import markdown
+from anybatch.runs.progress import read_progress
+from anybatch.system.atomic_files import write_text
 from bench_common import machine_facts
 
 TASKS = {

@@ -25,8 +25,8 @@ def measure(kind: str, gigabytes: float, passes: int, folder: Path) -> dict[str,
     import torch
 
     from anybatch.minibatches import deal
-    from anybatch.segment_layout import layout_of
-    from anybatch.segments import SegmentStore
+    from anybatch.phase_storage.layout import layout_of
+    from anybatch.phase_storage.store import SegmentStore
 
     torch.set_num_threads(1)
     space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)

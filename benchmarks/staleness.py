@@ -6,7 +6,7 @@
     python benchmarks/staleness.py draw own-step-size     # the largest delay with each variant's own best step size
     python benchmarks/staleness.py run --seeds 2 --delays 0 2 --env-steps 20000 --runs /tmp/runs      # a quick look
 
-Runs of one task and delay are trained together, as a stack (:mod:`anybatch.reproduce.vectorized`). The delay is the
+Runs of one task and delay are trained together, as a stack (:mod:`anybatch.reproduce.stacked`). The delay is the
 artificial one; asynchronous sampling with a deterministic schedule of the same lag gives the same bits.
 
 The score of a run is the mean return of the episodes that end in the last tenth of its environment steps, normalised by
@@ -31,15 +31,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import numpy as np
 import torch
 
-from anybatch.atomic import write_bytes, write_text
-from anybatch.config import TrainConfig
-from anybatch.config_io import override
-from anybatch.plots import BLUE, GREEN, ORANGE, VERMILION, figure
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce import van_elteren
+from anybatch.reproduce.plots import BLUE, GREEN, ORANGE, VERMILION, figure
+from anybatch.reproduce.stacked import RunResult, launch
 from anybatch.reproduce.statistics import band, normalized
 from anybatch.reproduce.tables import markdown
-from anybatch.reproduce.vectorized import RunResult, launch
+from anybatch.system.atomic_files import write_bytes, write_text
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = {"delays": ([0, 1, 2, 4, 8, 16], 8), "tuning": ([0, 16], 4), "own-step-size": ([16], 8)}

@@ -18,10 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 
-from anybatch.config import TrainConfig
-from anybatch.config_io import override
-from anybatch.reproduce.laptop import laptop
-from anybatch.reproduce.vectorized import run_stacked
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
+from anybatch.reproduce.stacked import run_stacked
+from anybatch.reproduce.suites.laptop import laptop
 from anybatch.training import train
 
 

@@ -1,7 +1,7 @@
 """PPO-EWMA from TorchRL's own parts: environment, collector, GAE and decoupled loss, and our moving average.
 
 What it shows: with a target actor (`delay_actor=True`) TorchRL's `ClipPPOLoss` is the decoupled objective;
-tests/examples/test_torchrl.py checks value and gradient against `anybatch.objectives`. Two things are added:
+tests/integrations/test_torchrl.py checks value and gradient against `anybatch.objectives`. Two things are added:
 `anybatch.integrations.torchrl.EwmaUpdate`, the bias-corrected average that the target actor has to be, and
 `anybatch.normalize.AdvantageNormalizer`, moments over iterations in place of `normalize_advantage`, which takes those
 of each minibatch.
@@ -24,7 +24,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from anybatch.distributed import moments
+from anybatch.distributed.collectives import moments
 from anybatch.integrations.torchrl import EwmaUpdate
 from anybatch.normalize import AdvantageNormalizer
 

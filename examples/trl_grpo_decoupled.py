@@ -2,10 +2,10 @@
 
 What it shows: GRPO takes many gradient steps on completions that were sampled once, so its data is stale, and its ratio
 does two jobs: it corrects for who sampled, and it limits the step. Here the two are apart. A subclass of the real
-`GRPOTrainer` replaces its loss by `anybatch.token_objectives.token_clip_loss`: it clips around a moving average of the
-weights, and the importance weight (its level, and how it is bounded, are arguments) corrects for the policy that
-sampled. Advantages are normalised by moments over iterations, and the sum over tokens is divided by the number of
-tokens of the whole gradient step, so that micro-batches leave the gradient as it is.
+`GRPOTrainer` replaces its loss by `anybatch.integrations.token_objectives.token_clip_loss`: it clips around a moving
+average of the weights, and the importance weight (its level, and how it is bounded, are arguments) corrects for the
+policy that sampled. Advantages are normalised by moments over iterations, and the sum over tokens is divided by the
+number of tokens of the whole gradient step, so that micro-batches leave the gradient as it is.
 
 The model is a randomly initialised transformer of 10,000 weights whose ten-word tokenizer is made here; it learns to
 say "a". Nothing is downloaded. One process, all weights trained; the average is a second copy of the model.
@@ -32,10 +32,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from anybatch.distributed import moments
+from anybatch.distributed.collectives import moments
+from anybatch.integrations.token_objectives import Bound, Level, Mask, Truncate, importance_weights, token_clip_loss
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.proximal import EwmaProximal
-from anybatch.token_objectives import Bound, Level, Mask, Truncate, importance_weights, token_clip_loss
 
 
 class DecoupledGRPOTrainer(GRPOTrainer):

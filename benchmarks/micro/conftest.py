@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 import pytest
 import torch
 
-from anybatch.memory import keep_freed_memory
+from anybatch.system.memory import keep_freed_memory
 
 torch.set_num_threads(1)
 

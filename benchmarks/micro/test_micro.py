@@ -21,10 +21,10 @@ from anybatch.advantages import gae
 from anybatch.minibatches import Batch, shuffled
 from anybatch.models.distributions import Categorical
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss
-from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
 from anybatch.proximal import EwmaProximal
+from anybatch.runs.build import Parts, build
 from anybatch.training import estimate_advantages
 
 Benchmark = Any  # pytest-benchmark's fixture

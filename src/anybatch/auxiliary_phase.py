@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.config import OptimizerConfig
-from anybatch.distributed import check_alone, everyone, mean_gradients_, mean_over_workers
+from anybatch.config.chunks import auxiliary_time_chunks
+from anybatch.config.schema import OptimizerConfig
+from anybatch.distributed.collectives import check_alone, everyone, mean_gradients_, mean_over_workers
 from anybatch.errors import DivergenceError
-from anybatch.minibatches import Batch, auxiliary_time_chunks, deal, equal_cuts
+from anybatch.minibatches import Batch, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
 from anybatch.optimizers import drop_gradients, make_optimizer, step_size
+from anybatch.phase_storage.prefetch import read_ahead
+from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
 from anybatch.policy_phase import Learner, fused
-from anybatch.prefetch import read_ahead
-from anybatch.segments import AuxiliaryMinibatch, SegmentStore
 
 _COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from anybatch.distributed import moments
+from anybatch.distributed.collectives import moments
 
 _EPSILON = 1e-8
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
-from anybatch.config import OptimizerConfig
+from anybatch.config.schema import OptimizerConfig
 from anybatch.models.agent import Agent
 
 

@@ -11,19 +11,19 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from anybatch.config import PolicyConfig, TrainConfig
-from anybatch.diagnostics import Averages, PolicySamples
-from anybatch.distributed import check_alone, mean_gradients_
+from anybatch.config.schema import PolicyConfig, TrainConfig
+from anybatch.diagnostics.noise_scale import NoiseScale
+from anybatch.diagnostics.statistics import Averages, PolicySamples
+from anybatch.distributed.collectives import check_alone, mean_gradients_
 from anybatch.errors import DivergenceError
-from anybatch.interrupts import Interrupts
 from anybatch.minibatches import Batch, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
-from anybatch.noise_scale import NoiseScale
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
 from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
 from anybatch.proximal import ProximalPolicy
+from anybatch.system.signals import Interrupts
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anybatch.config import AuxiliaryConfig, ModelConfig, OptimizerConfig, PolicyConfig, TrainConfig
-from anybatch.config_io import override
+from anybatch.config.io import override
+from anybatch.config.schema import AuxiliaryConfig, ModelConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from anybatch.envs.registry import environment_id
 
 Env = str | Callable[..., Any]
@@ -24,8 +24,8 @@ def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
     """PPO with the clipped objective: the shared defaults, E = 3, and one network for policy and value.
 
     Args:
-        env: environment id or a callable that makes one, see :class:`anybatch.config.EnvConfig`.
-        **overrides: changes by field name, see :func:`anybatch.config_io.override`.
+        env: environment id or a callable that makes one, see :class:`anybatch.config.schema.EnvConfig`.
+        **overrides: changes by field name, see :func:`anybatch.config.io.override`.
 
     Raises:
         ConfigError: an unknown field or a value of the wrong kind.

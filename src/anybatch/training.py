@@ -12,9 +12,9 @@ import torch
 
 from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
-from anybatch.changes import Change
-from anybatch.config import TrainConfig
-from anybatch.distributed import (
+from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import validate
+from anybatch.distributed.collectives import (
     any_worker,
     check_equal,
     is_distributed,
@@ -29,18 +29,18 @@ from anybatch.distributed import (
     world_size,
 )
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
-from anybatch.interrupts import Interrupted
-from anybatch.memory import keep_freed_memory
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
-from anybatch.parts import Parts, build
 from anybatch.policy_phase import policy_phase
-from anybatch.rollout import Rollout
-from anybatch.run import Run, create_run, open_run
-from anybatch.run_files import SEGMENTS
-from anybatch.sources import RolloutSource, staleness
-from anybatch.validation import validate
-from anybatch.worker_states import state_of_worker
+from anybatch.runs.build import Parts, build
+from anybatch.runs.files import SEGMENTS
+from anybatch.runs.resharding import state_of_worker
+from anybatch.runs.run import Run, create_run, open_run
+from anybatch.sampling.rollout import Rollout
+from anybatch.sampling.sources import RolloutSource, staleness
+from anybatch.scaling.changes import Change
+from anybatch.system.memory import keep_freed_memory
+from anybatch.system.signals import Interrupted
 
 _COMPARE_EVERY = 10
 """Iterations between two comparisons of what all workers should have the same bits of."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from anybatch import auxiliary_phase, policy_phase, training
-from anybatch.config import TrainConfig
-from anybatch.config_io import override
-from anybatch.distributed import (
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
+from anybatch.distributed.collectives import (
     any_worker,
     check_equal,
     everyone,
@@ -31,14 +31,14 @@ from anybatch.distributed import (
     world_size,
 )
 from anybatch.errors import ConfigError
-from anybatch.interrupts import Interrupted, Interrupts
 from anybatch.minibatches import Batch, Minibatch, deal, shuffled
 from anybatch.observations import map_observation
-from anybatch.parts import Parts, _tensors, build
+from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.presets import ppg_ewma, ppo_ewma
-from anybatch.ray_actors import join as join_rollouts
-from anybatch.rollout import Rollout, Sampled
-from anybatch.segments import AuxiliaryMinibatch
+from anybatch.runs.build import Parts, _tensors, build
+from anybatch.sampling.ray import join as join_rollouts
+from anybatch.sampling.rollout import Rollout, Sampled
+from anybatch.system.signals import Interrupted, Interrupts
 from anybatch.training import train
 
 STEPS, MINIBATCHES = 12, 2

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from anybatch.checkpoint import checkpoints, load_newest
-from anybatch.config import TrainConfig
-from anybatch.distributed import shares
+from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import validate_shares
+from anybatch.distributed.collectives import shares
 from anybatch.errors import ConfigError
+from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.training import resume
-from anybatch.validation import validate_shares
 from distributed.programs import (
     STEPS,
     differing_weights,

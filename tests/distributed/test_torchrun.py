@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import anybatch.process_group as process_group
-from anybatch.checkpoint import load_newest
+import anybatch.distributed.process_group as process_group
 from anybatch.errors import ConfigError
-from anybatch.interrupts import Interrupts
+from anybatch.runs.checkpoint import load_newest
+from anybatch.system.signals import Interrupts
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TRAIN = [

@@ -22,11 +22,15 @@ from pathlib import Path
 import pytest
 import tyro
 
-from anybatch import evaluation, grid, grid_job, training, watch
-from anybatch.cli import main
-from anybatch.cli_reproduce import DrawArguments, ReportArguments
-from anybatch.config import TrainConfig
-from anybatch.run import read_config
+from anybatch import training
+from anybatch.cli.main import main
+from anybatch.cli.reproduce import DrawArguments, ReportArguments
+from anybatch.config.schema import TrainConfig
+from anybatch.grid import job as grid_job
+from anybatch.grid import runner as grid
+from anybatch.runs import evaluation
+from anybatch.runs import video as watch
+from anybatch.runs.run import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from anybatch.cli import _COMMANDS, argument_classes, main
-from anybatch.cli_options import field_help, groups, options
+from anybatch.cli.main import _COMMANDS, argument_classes, main
+from anybatch.cli.options import field_help, groups, options
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "src/anybatch").rglob("*.py"))

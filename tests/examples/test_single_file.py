@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import anybatch
-from anybatch import checkpoint
 from anybatch.models import array_policy
 from anybatch.presets import ppo_ewma
-from anybatch.progress import read_progress
 from anybatch.proximal import EwmaProximal
-from anybatch.scaling import scale
+from anybatch.runs import checkpoint
+from anybatch.runs.progress import read_progress
+from anybatch.scaling.scale import scale
 from ppo_ewma_single_file import Args, Ewma, parse, scaled, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_ewma_single_file.py"

@@ -12,10 +12,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from anybatch.config_io import override
-from anybatch.evaluation import load_policy
+from anybatch.config.io import override
 from anybatch.presets import PRESETS
-from anybatch.progress import read_progress
+from anybatch.runs.evaluation import load_policy
+from anybatch.runs.progress import read_progress
 from anybatch.training import train
 
 FOLDER = Path(__file__).parent

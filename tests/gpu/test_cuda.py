@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from anybatch.config import ModelConfig, TrainConfig
-from anybatch.config_io import override
+from anybatch.config.io import override
+from anybatch.config.schema import ModelConfig, TrainConfig
 from anybatch.models.agent import Agent, build_agent
-from anybatch.models.graphed import GraphedAgent, can_be_recorded
 from anybatch.models.precision import prepare_device
-from anybatch.parts import build
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppg_ewma, ppo_ewma
+from anybatch.runs.build import build
+from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.training import estimate_advantages, resume, train
 
 pytestmark = pytest.mark.gpu

@@ -12,9 +12,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from anybatch.evaluation import evaluate, load_policy
 from anybatch.presets import ppo_ewma
-from anybatch.progress import read_progress
+from anybatch.runs.evaluation import evaluate, load_policy
+from anybatch.runs.progress import read_progress
 from anybatch.training import train
 
 VECTOR = spaces.Box(-1, 1, (3,), np.float32)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anybatch.presets import PRESETS
-from anybatch.progress import read_progress
+from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
 
 # Chosen on seeds 101 and 102, where every combination reached 400 before 60k steps; the test uses another seed.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anybatch.config import TrainConfig
+from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg, ppg_ewma
 from anybatch.training import train
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from anybatch import checkpoint
 from anybatch.presets import PRESETS
-from anybatch.progress import read_progress
+from anybatch.runs import checkpoint
+from anybatch.runs.progress import read_progress
 from anybatch.training import train
 
 

@@ -41,7 +41,7 @@ class Steps:
 
 
 class VectorEnv(Protocol):
-    """N copies of one environment that are stepped together; :func:`anybatch.envs.make` returns one."""
+    """N copies of one environment that are stepped together; :func:`anybatch.envs.factory` returns one."""
 
     num_envs: int
     """N."""

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from anybatch.diagnostics import clip_fraction
-from anybatch.distributed import moments
+from anybatch.diagnostics.statistics import clip_fraction
+from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss

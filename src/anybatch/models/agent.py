@@ -8,7 +8,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from anybatch.config import ModelConfig
+from anybatch.config.schema import ModelConfig
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.distributions import Distribution

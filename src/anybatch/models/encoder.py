@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybatch.config import ModelConfig, Scalar
+from anybatch.config.schema import ModelConfig, Scalar
 from anybatch.errors import ConfigError
 from anybatch.models.images import image_layout
 from anybatch.models.impala import ImpalaEncoder

@@ -82,7 +82,7 @@ class MlpEncoder(nn.Module):
         return features
 
     def in_numpy(self) -> ArrayFunction | None:
-        """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.models.array_policy`.
+        """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.sampling.numpy_policy`.
 
         None in a subclass with :meth:`vectors` of its own.
         """

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from anybatch.reproduce import adam_betas, head_to_head, tests_table
+from anybatch.reproduce.figures import adam_betas, head_to_head, tests_table
+from anybatch.reproduce.figures.invariance import batch_label
 from anybatch.reproduce.finals import direct, final, gap
-from anybatch.reproduce.invariance import batch_label
 from anybatch.reproduce.results import Results, read_results
 from anybatch.reproduce.run import Place
 from anybatch.reproduce.statistics import bonferroni_threshold, van_elteren
 from anybatch.reproduce.style import PLAIN
-from anybatch.reproduce.suite import Suite
+from anybatch.reproduce.suites.suite import Suite
 
 GAP_OF_A_TASK, GAP_IN_THE_MEAN = 0.05, 0.02
 """How far apart the largest and the smallest batch may end."""

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anybatch.config import TrainConfig
+from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
-from anybatch.reproduce.cost import work
-from anybatch.reproduce.suite import Figure, Suite, work_of
+from anybatch.reproduce.figures.cost import work
+from anybatch.reproduce.suites.suite import Figure, Suite, work_of
 from anybatch.reproduce.tables import markdown
 
 _ROW_BYTES = 450  # of progress.csv

@@ -9,7 +9,7 @@ import numpy as np
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array, Effect, bootstrap_interval, difference_of_differences, van_elteren
 from anybatch.reproduce.style import normalized_curve
-from anybatch.reproduce.suite import Suite
+from anybatch.reproduce.suites.suite import Suite
 
 LEVEL = 0.001
 """The paper's level of significance, before Bonferroni's correction."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from anybatch._version import __version__
-from anybatch.atomic import write_text
 from anybatch.errors import AnybatchError
-from anybatch.reproduce.suite import Figure, Suite, work_of
+from anybatch.reproduce.suites.suite import Figure, Suite, work_of
+from anybatch.system.atomic_files import write_text
 
 NAME = "manifest.json"
 _PACKAGES = ("torch", "numpy", "envpool", "matplotlib")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anybatch.errors import ConfigError
-from anybatch.reproduce import (
+from anybatch.reproduce.figures import (
     adam_betas,
     advantage_std,
     cost,
@@ -17,9 +17,9 @@ from anybatch.reproduce import (
     staleness,
     tests_table,
 )
-from anybatch.reproduce.laptop import laptop, laptop_smoke
-from anybatch.reproduce.procgen import procgen, procgen_smoke
-from anybatch.reproduce.suite import Figure, Suite
+from anybatch.reproduce.suites.laptop import laptop, laptop_smoke
+from anybatch.reproduce.suites.procgen import procgen, procgen_smoke
+from anybatch.reproduce.suites.suite import Figure, Suite
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure

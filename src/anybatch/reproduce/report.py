@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from anybatch.atomic import write_text
 from anybatch.errors import ConfigError
 from anybatch.reproduce.manifest import NAME, machine, read_manifest, versions
-from anybatch.run_files import CONFIG, PROGRESS
+from anybatch.runs.files import CONFIG, PROGRESS
+from anybatch.system.atomic_files import write_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -107,9 +107,9 @@ def _facts(found: dict[str, str], where: dict[str, Any]) -> str:
 
 def _run(folder: Path) -> Iterator[str]:
     """An ordinary run: its curve, its last row and its configuration."""
-    from anybatch.plots import BLUE, figure, in_millions
-    from anybatch.progress import read_progress
-    from anybatch.run import read_config
+    from anybatch.reproduce.plots import BLUE, figure, in_millions
+    from anybatch.runs.progress import read_progress
+    from anybatch.runs.run import read_config
 
     config, seed = read_config(folder)
     progress = read_progress(folder / PROGRESS)

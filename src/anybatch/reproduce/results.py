@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from anybatch.atomic import write_bytes
 from anybatch.errors import AnybatchError
 from anybatch.reproduce.statistics import Array
+from anybatch.system.atomic_files import write_bytes
 
 Key = tuple[str, str, int]
 """Variant, task and place on the ladder."""

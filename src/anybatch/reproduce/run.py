@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from anybatch.config import TrainConfig
+from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError
-from anybatch.grid import Job, Outcome, run_grid
-from anybatch.grid_job import finished, go_on
-from anybatch.progress import read_progress
+from anybatch.grid.job import finished, go_on
+from anybatch.grid.runner import Job, Outcome, run_grid
+from anybatch.reproduce.figures.scaling_up import NOISE
 from anybatch.reproduce.results import (
     Curve,
     Key,
@@ -25,11 +25,11 @@ from anybatch.reproduce.results import (
     read_results,
     write_results,
 )
-from anybatch.reproduce.scaling_up import NOISE
+from anybatch.reproduce.stacked import launch, read_result, result_path
 from anybatch.reproduce.statistics import Array
-from anybatch.reproduce.suite import Cell, Figure, Suite, job_seeds, work_of
-from anybatch.reproduce.vectorized import launch, read_result, result_path
-from anybatch.run_files import PROGRESS
+from anybatch.reproduce.suites.suite import Cell, Figure, Suite, job_seeds, work_of
+from anybatch.runs.files import PROGRESS
+from anybatch.runs.progress import read_progress
 
 Launcher = Literal["local", "ray", "print", "here"]
 
@@ -77,7 +77,7 @@ def train_all(
         suite: tasks and hyperparameters.
         figures: what is wanted.
         place: where results are kept.
-        launcher: of suites that are not stacked: that of :func:`anybatch.grid.run_grid`, or ``here``, one after
+        launcher: of suites that are not stacked: that of :func:`anybatch.grid.runner.run_grid`, or ``here``, one after
             another in this process.
         processes: runs, or stacks, at the same time; None as many as a Ray cluster has room for.
         on_done: called with finished and all runs.

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from anybatch import plots
+from anybatch.reproduce import plots
 from anybatch.reproduce.results import Curve, Key, Results
 from anybatch.reproduce.statistics import Array, band, normalized
-from anybatch.reproduce.suite import Suite
+from anybatch.reproduce.suites.suite import Suite
 
 LABELS: dict[str, str] = {
     "all": "all adjustments",

@@ -1,0 +1,201 @@
+"""Checks of a configuration: every complaint names the field, its value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
+from anybatch.config.schema import PolicyConfig, TrainConfig
+from anybatch.errors import ConfigError
+
+Check = tuple[str, Callable[[float], bool], str]
+"""A name, whether a value is allowed, and what is, in words."""
+
+_AT_LEAST_1 = (lambda x: x >= 1, "an integer of at least 1")
+_AT_LEAST_0 = (lambda x: x >= 0, "a number of at least 0")
+_ABOVE_0 = (lambda x: x > 0, "a number above 0")
+_FRACTION = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
+_BELOW_1 = (lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+
+_RANGES = {
+    "total_env_steps": _AT_LEAST_1,
+    "workers": _AT_LEAST_1,
+    "micro_batch": (lambda x: x >= 1, "an integer of at least 1, or none"),
+    "checkpoint_seconds": _AT_LEAST_0,
+    "keep_checkpoints": _AT_LEAST_1,
+    "env.num_envs": _AT_LEAST_1,
+    "env.threads": _AT_LEAST_0,
+    "env.groups": _AT_LEAST_1,
+    "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
+    "rollout.steps": _AT_LEAST_1,
+    "rollout.source.delay": _AT_LEAST_0,
+    "rollout.source.max_lag": _AT_LEAST_0,
+    "rollout.source.ray_workers": _AT_LEAST_0,
+    "reward.return_discount": _BELOW_1,
+    "reward.bound": _ABOVE_0,
+    "advantage.discount": _FRACTION,
+    "advantage.gae_lambda": _FRACTION,
+    "advantage.span": (lambda x: x >= 1, "at least 1, the current iteration alone"),
+    "policy.clip": _AT_LEAST_0,
+    "policy.kl_coefficient": _AT_LEAST_0,
+    "policy.center_of_mass": (lambda x: 0 <= x < math.inf, "a finite number of gradient steps, at least 0"),
+    "policy.max_importance_ratio": (
+        lambda x: x >= 1,
+        "at least 1: below that even fresh data would lose its importance weights, which biases the gradient",
+    ),
+    "policy.entropy_coefficient": (lambda x: True, "a finite number"),
+    "optimizer.step_size": _AT_LEAST_0,
+    "optimizer.adam_eps": _ABOVE_0,
+    "optimizer.sgd_momentum": _BELOW_1,
+    "optimizer.max_grad_norm": (lambda x: x > 0, "a number above 0, or none"),
+    "optimizer.minibatches": _AT_LEAST_1,
+    "optimizer.policy_epochs": _AT_LEAST_1,
+    "optimizer.value_epochs": _AT_LEAST_1,
+    "optimizer.value_coefficient": _AT_LEAST_0,
+    "aux.policy_iterations": _AT_LEAST_1,
+    "aux.epochs": _AT_LEAST_0,
+    "aux.minibatches": _AT_LEAST_1,
+    "aux.step_size": _AT_LEAST_0,
+    "aux.clone_coefficient": _AT_LEAST_0,
+}
+_MAY_BE_INFINITE = {
+    "policy.clip",
+    "policy.max_importance_ratio",
+    "reward.bound",
+    "checkpoint_seconds",
+    "env.step_timeout",
+    "optimizer.max_grad_norm",
+}
+
+
+def validate(config: TrainConfig) -> TrainConfig:
+    """Return ``config`` if it makes sense.
+
+    Raises:
+        ConfigError: one sentence for the first thing that is wrong.
+    """
+    for name, (allowed, words) in _RANGES.items():
+        value = _get(config, name)
+        if value is None:  # only where its type allows it
+            continue
+        finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)
+        if not (finite and allowed(value)):
+            raise ConfigError(f"{name} is {value}, but must be {words}")
+    if not all(0 <= beta < 1 for beta in config.optimizer.adam_betas):
+        raise ConfigError(
+            f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1"
+        )
+    time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
+    if config.aux.enabled and config.aux.epochs:
+        auxiliary_time_chunks(
+            config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches_per_epoch
+        )
+    _check_policy(config)
+    _check_source(config)
+    return config
+
+
+def validate_shares(config: TrainConfig, shares: Sequence[int]) -> None:
+    """Check that every worker can deal out its own environments.
+
+    Args:
+        config: what is trained.
+        shares: environments of each data-parallel worker.
+
+    Raises:
+        ConfigError: one sentence for the first thing that is wrong.
+    """
+    source = config.rollout.source
+    for share in sorted(set(shares)):
+        try:
+            time_chunks(share, config.rollout.steps, config.optimizer.minibatches)
+            if config.aux.enabled and config.aux.epochs:
+                phase = (config.aux.policy_iterations, share, config.rollout.steps, config.aux.minibatches_per_epoch)
+                auxiliary_time_chunks(*phase)
+        except ConfigError as error:
+            if len(shares) == 1:
+                raise
+            raise ConfigError(f"{len(shares)} workers share env.num_envs {config.env.num_envs}: {error}") from error
+        if source.ray_workers and share % source.ray_workers:
+            raise ConfigError(
+                f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
+                f"and one of {len(shares)} workers has {share}"
+            )
+        together = share // max(1, source.ray_workers)
+        if together % config.env.groups:
+            raise ConfigError(
+                f"env.groups is {config.env.groups}, but must divide the environments that are stepped together, "
+                f"which are {together} of {config.env.num_envs}"
+            )
+
+
+def _check_policy(config: TrainConfig) -> None:
+    policy = config.policy
+    limited = policy.clip < math.inf if policy.objective == "clip" else policy.kl_coefficient > 0
+    if policy.proximal != "behavior" and not limited:
+        field = "policy.clip inf" if policy.objective == "clip" else "policy.kl_coefficient 0"
+        raise ConfigError(
+            f"policy.proximal is {policy.proximal}, but {field} switches off the only term that uses it; "
+            "set a finite clip or a positive coefficient, or policy.proximal behavior"
+        )
+    if policy.importance == "proximal" and policy.proximal == "behavior":
+        raise ConfigError(
+            "policy.importance is proximal while policy.proximal is behavior, which is the same policy; "
+            "set policy.importance behavior"
+        )
+    if policy.importance == "proximal" and policy.proximal == "ewma":
+        raise ConfigError(
+            "policy.importance proximal with policy.proximal ewma weights samples by a policy that did not sample "
+            "them, which biases the gradient; set policy.importance behavior"
+        )
+    if policy.importance == "proximal" and config.rollout.source.kind == "synchronous":
+        raise ConfigError(
+            "policy.importance proximal is figure 1(a)'s biased objective for stale data and needs "
+            "rollout.source.kind delayed or asynchronous; with fresh data set policy.importance behavior"
+        )
+    if config.stale and not policy.allow_stale_coupled:
+        _check_decoupled(policy, limited)
+
+
+def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
+    """With stale data, one policy for both purposes learns worse without saying so."""
+    remedy = (
+        "use policy.importance behavior with policy.proximal recent (its decoupled objective, figure 1(b)) or ewma, "
+        "or ask for this variant with policy.allow_stale_coupled true"
+    )
+    if policy.importance == "proximal":
+        raise ConfigError(
+            "policy.importance is proximal and the data is stale: weighting samples by a policy that did not sample "
+            f"them biases the gradient and makes training unstable, figure 1(a) of the paper; {remedy}"
+        )
+    if policy.proximal == "behavior" and limited:
+        raise ConfigError(
+            "policy.proximal is behavior and the data is stale: limiting each step by the policy that sampled long "
+            f"ago holds learning back, figure 1(c) of the paper; {remedy}"
+        )
+
+
+def _check_source(config: TrainConfig) -> None:
+    source = config.rollout.source
+    if source.kind != "delayed" and source.delay:
+        raise ConfigError(
+            f"rollout.source.delay is {source.delay}, but rollout.source.kind is {source.kind}; "
+            "set rollout.source.kind delayed, or delay 0"
+        )
+    for name in ("deterministic", "ray_workers"):
+        if source.kind != "asynchronous" and getattr(source, name):
+            raise ConfigError(
+                f"rollout.source.{name} is {getattr(source, name)}, but rollout.source.kind is {source.kind}; "
+                "set rollout.source.kind asynchronous, or leave it out"
+            )
+    if source.ray_workers and config.env.num_envs % source.ray_workers:
+        raise ConfigError(
+            f"rollout.source.ray_workers is {source.ray_workers}, but must divide env.num_envs {config.env.num_envs}"
+        )
+
+
+def _get(config: object, dotted: str) -> float | None:
+    for part in dotted.split("."):
+        config = getattr(config, part)
+    return config  # type: ignore[return-value]

@@ -1,0 +1,224 @@
+"""From an environment's id to N copies of it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+
+from anybatch.config.schema import EnvConfig
+from anybatch.envs.base import VectorEnv, derive_seeds
+from anybatch.envs.groups import GroupedEnv
+from anybatch.envs.gymnasium import GymnasiumLoop
+from anybatch.envs.gymnasium_vector import GymnasiumVector
+from anybatch.envs.registry import FORMS, find_environment
+from anybatch.envs.timeout import TimedEnv
+from anybatch.errors import ConfigError, EnvError
+
+_GYM_OPTIONS = ("max_episode_steps", "vectorization")
+
+
+def make(config: EnvConfig, num_envs: int, seed: int, *, groups: int = 1, rendering: bool = False) -> VectorEnv:
+    """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
+
+    seed: environments made with different seeds have nothing in common; the same seed gives the same ones.
+    groups: of equal size, that can be stepped apart; more than one give a :class:`anybatch.envs.groups.GroupedEnv`.
+    rendering: prepare for `render()`.
+    Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
+    """
+    if num_envs < 1:
+        raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
+    size = num_envs // groups if groups > 0 else 0
+    if size * groups != num_envs:
+        raise ConfigError(f"env.groups is {groups}, but must divide the {num_envs} environments.")
+    seeds, made = derive_seeds(seed, num_envs), list[VectorEnv]()
+    with contextlib.ExitStack() as undo:
+        for start in range(0, num_envs, size):
+            env = _make(config, seeds[start : start + size], rendering)
+            made.append(env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id))
+            undo.callback(made[-1].close)
+        undo.pop_all()
+    return made[0] if groups == 1 else GroupedEnv(made)
+
+
+def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    family, colon, name = config.id.partition(":")
+    if not colon or not name:
+        raise ConfigError(f"env.id is {config.id!r}, but must be {FORMS}{_suggest_family(config.id)}")
+    if family == "procgen":
+        from anybatch.envs.procgen import make_procgen
+
+        return make_procgen(
+            name,
+            seeds,
+            env_id=config.id,
+            options=config.options,
+            threads=config.threads,
+            rendering=rendering,
+        )
+    if family == "envpool":
+        return _make_envpool(name, config, seeds, rendering)
+    if family == "gym":
+        return _make_gym(name, config.id, config.options, seeds, rendering)
+    return _make_callable(find_environment(config.id), config.id, config.options, seeds, rendering)
+
+
+def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """(observation space, action space) of a single environment, as `make` would hand them out."""
+    env = make(config, 1, 0)
+    try:
+        return env.observation_space, env.action_space
+    finally:
+        env.close()
+
+
+def list_envs() -> dict[str, list[str]]:
+    """The ids that are installed, complete with their prefix: {"procgen": [...], "gym": [...], "envpool": [...]}."""
+    listed: dict[str, list[str]] = {"procgen": [], "gym": [f"gym:{name}" for name in sorted(gymnasium.registry)]}
+    try:
+        from anybatch.envs.envpool import task_ids
+        from anybatch.envs.procgen import list_procgen
+
+        listed["procgen"] = [f"procgen:{name}" for name in list_procgen()]
+        listed["envpool"] = [f"envpool:{name}" for name in task_ids()]
+    except EnvError:  # EnvPool is an extra
+        listed["envpool"] = []
+    return listed
+
+
+def _suggest_family(name: str) -> str:
+    from anybatch.envs.procgen import GAMES
+
+    if name in gymnasium.registry:
+        return f"; did you mean 'gym:{name}'?"
+    close = difflib.get_close_matches(name.partition("-")[0].lower(), GAMES, n=1, cutoff=0.8)
+    return f"; did you mean 'procgen:{close[0]}-hard'?" if close else "."
+
+
+def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
+
+    env_id = f"envpool:{name}"
+    options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
+    return EnvPoolVectorEnv(name, seeds, env_id=env_id, options=options, threads=config.threads, rendering=rendering)
+
+
+def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    try:
+        spec = gymnasium.spec(name)
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    except gymnasium.error.UnregisteredEnv as error:
+        close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join('gym:' + other for other in close)}?" if close else "."
+        raise ConfigError(f"env.id is {env_id!r}, and Gymnasium has no environment {name!r}{hint}") from error
+    except (gymnasium.error.Error, ImportError, AttributeError) as error:
+        raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
+    if creator is not None:
+        _check_names(options, creator, env_id, _GYM_OPTIONS)
+    kwargs = {key: value for key, value in options.items() if key != "vectorization"}
+    if rendering and "rgb_array" in _render_modes(creator):
+        kwargs["render_mode"] = "rgb_array"
+
+    def make_env() -> gymnasium.Env[Any, Any]:
+        try:
+            # anybatch checks what it needs itself, at every step.
+            return gymnasium.make(name, disable_env_checker=True, **kwargs)
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
+            raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
+
+    return _vectorize(make_env, options, seeds, env_id)
+
+
+def _render_modes(creator: Any) -> list[str]:
+    return list(getattr(creator, "metadata", {}).get("render_modes", []))
+
+
+def _vectorize(
+    make_env: Callable[[], gymnasium.Env[Any, Any]],
+    options: Mapping[str, Any],
+    seeds: Sequence[int],
+    env_id: str,
+) -> VectorEnv:
+    how = options.get("vectorization", "sync")
+    if how == "sync":
+        return GymnasiumLoop(make_env, seeds, env_id=env_id)
+    if how == "async":
+        with _ignoring_ctrl_c():
+            processes = AsyncVectorEnv([make_env] * len(seeds), autoreset_mode=AutoresetMode.SAME_STEP)
+        return GymnasiumVector(processes, seeds, env_id=env_id)
+    raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
+
+
+@contextlib.contextmanager
+def _ignoring_ctrl_c() -> Iterator[None]:
+    """Processes started here inherit this: a terminal sends Ctrl-C to all of them, and the main one decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _make_callable(
+    function: Callable[..., Any],
+    env_id: str,
+    options: Mapping[str, Any],
+    seeds: Sequence[int],
+    rendering: bool,
+) -> VectorEnv:
+    parameters = _parameters(function)
+    many = "num_envs" in parameters
+    _check_names(options, function, env_id, () if many else ("vectorization",))
+    kwargs = {key: value for key, value in options.items() if many or key != "vectorization"}
+    if rendering and "render_mode" in parameters:
+        kwargs.setdefault("render_mode", "rgb_array")
+    make_env = functools.partial(function, **kwargs)
+    if not many:
+        return _vectorize(functools.partial(_single, make_env, env_id), options, seeds, env_id)
+    env = make_env(num_envs=len(seeds))
+    if not isinstance(env, gymnasium.vector.VectorEnv):
+        raise EnvError(
+            f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is due."
+        )
+    if env.num_envs != len(seeds):
+        raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
+    return GymnasiumVector(env, seeds, env_id=env_id)
+
+
+def _single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
+    env = make_env()
+    if not isinstance(env, gymnasium.Env):
+        raise EnvError(f"{env_id} returned a {type(env).__name__}, where a gymnasium.Env is expected.")
+    return env
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _check_names(options: Mapping[str, Any], function: Callable[..., Any], env_id: str, more: tuple[str, ...]) -> None:
+    """Raise ConfigError for an option that `function` does not take and that is not among `more`."""
+    parameters = _parameters(function)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    ours = {"render_mode", "num_envs"}
+    allowed = sorted({name for name in parameters if name not in ours} | set(more))
+    for name in options:
+        if name not in allowed:
+            takes = f"takes only {', '.join(allowed)}" if allowed else "takes no options"
+            raise ConfigError(f"env.options has {name!r}, and {env_id} {takes}.")

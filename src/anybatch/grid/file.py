@@ -1,0 +1,97 @@
+"""Lists of runs as YAML: what to start from, what to vary, and seeds.
+
+::
+
+    base: ppo-ewma                 # a preset, or the path of a config.yaml (beside this file)
+    set: {env.id: "gym:CartPole-v1", total_env_steps: 100000}
+    variants:                      # each becomes a run a seed; may name a base of its own
+      ours: {}
+      coupled: {base: ppo}
+    vary:                          # all combinations, of every variant
+      divide_batch_by: [1, 4]      # by the scaling rules; every other name is a field of the configuration
+      optimizer.step_size: [2.5e-4, 5e-4]
+    seeds: [0, 1, 2]               # or 3, which means the same
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anybatch.config.io import override, read_config_file, read_yaml
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+from anybatch.grid.runner import Job
+
+_KEYS = ("base", "set", "variants", "vary", "seeds")
+_SCALE = "divide_batch_by"
+
+
+def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> list[Job]:
+    """The jobs of a grid file.
+
+    Args:
+        path: the file.
+        presets: by name, what ``base`` can be.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it makes no sense; names file and entry.
+    """
+    grid = _mapping(read_yaml(path), str(path))
+    for key in grid:
+        if key not in _KEYS:
+            raise ConfigError(f"{path} has {key!r}, but a grid file takes only {', '.join(_KEYS)}")
+    common = _mapping(grid.get("set") or {}, f"{path}: set")
+    variants = _mapping(grid.get("variants") or {"": {}}, f"{path}: variants")
+    vary = _mapping(grid.get("vary") or {}, f"{path}: vary")
+    for name, values in vary.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{path}: vary: {name} is {values!r}, but must be a list of values")
+    jobs = []
+    for name, changes in variants.items():
+        own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
+        base = _base(own.pop("base", grid.get("base")), path, presets)
+        for values in itertools.product(*vary.values()):
+            varied = dict(zip(vary, values, strict=True))
+            label = " ".join([*filter(None, [name]), *(f"{key}={value}" for key, value in varied.items())])
+            try:
+                config = _changed(base, {**common, **own, **varied})
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
+            jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
+    return jobs
+
+
+def _changed(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    divide_batch_by = changes.pop(_SCALE, 1)
+    config = override(base, changes)
+    if divide_batch_by == 1:
+        return config
+    from anybatch.scaling.scale import scale
+
+    return scale(config, divide_batch_by)[0]
+
+
+def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:
+    if name in presets:
+        return presets[name]()
+    if not isinstance(name, str) or Path(name).suffix not in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path}: base is {name!r}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
+        )
+    return read_config_file(path.parent / name)
+
+
+def _seeds(value: Any, path: Path) -> list[int]:
+    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(x, int) and x >= 0 for x in seeds):
+        raise ConfigError(f"{path}: seeds is {value!r}, but must be a number of seeds, or a list of them")
+    return seeds
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where} must hold names and values, not {value!r}")
+    return value

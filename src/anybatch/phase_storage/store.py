@@ -1,0 +1,250 @@
+"""The segments of a policy phase, kept in memory or in files until the auxiliary phase has trained on them.
+
+A segment is what one iteration leaves behind: N trajectories of T observations with their value targets. A phase has
+N_pi of them, at the paper's scale 2.1 million observations or 25.8 GB. They are stored sample after sample, ordered by
+segment, environment and time, so that a trajectory, or an equal piece of one, is one contiguous read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybatch.distributed.collectives import is_main, rank, workers_here, world_size
+from anybatch.errors import ConfigError
+from anybatch.minibatches import equal_cuts
+from anybatch.observations import Observation, leaves, map_observation
+from anybatch.phase_storage.arrays import DiskArray, RamArray, SegmentArray
+from anybatch.phase_storage.layout import IN_CHECKPOINT, SegmentLayout, choose_storage, free_disk, gigabytes
+from anybatch.system.memory import free_memory
+
+
+@dataclass(frozen=True)
+class AuxiliaryMinibatch:
+    """B samples of a phase."""
+
+    observation: Observation
+    """(B, ...), or such a tensor for every key."""
+    value_target: Tensor
+    """(B,) targets of the policy phase."""
+    old_params: Tensor
+    """(B, P) raw distribution parameters of the policy as it was when the auxiliary phase began."""
+
+    def __len__(self) -> int:
+        """Number of samples B."""
+        return len(self.value_target)
+
+    def pieces(self, most: int) -> Iterator[AuxiliaryMinibatch]:
+        """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
+        for cut in equal_cuts(len(self), most):
+            yield self._map(lambda tensor, cut=cut: tensor[cut])
+
+    def to(self, device: torch.device) -> AuxiliaryMinibatch:
+        """The same samples on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> AuxiliaryMinibatch:
+        """A copy in memory that a GPU copies from by itself."""
+        return self._map(torch.Tensor.pin_memory)
+
+    def _map(self, function: Callable[..., Tensor]) -> AuxiliaryMinibatch:
+        observation: Observation = map_observation(function, self.observation)
+        return AuxiliaryMinibatch(observation, function(self.value_target), function(self.old_params))
+
+
+class SegmentStore:
+    """Keeps the segments of one phase of one worker, in memory or in files of a folder."""
+
+    def __init__(self, layout: SegmentLayout, wanted: str, folder: Path | None) -> None:
+        """Decide where to keep them; nothing is allocated yet.
+
+        Args:
+            layout: what is kept.
+            wanted: ram, disk or auto.
+            folder: where files go; None leaves memory only.
+
+        Raises:
+            ConfigError: they do not fit.
+        """
+        self.layout = layout
+        self.folder = folder
+        self.need = layout.total_bytes * workers_here()
+        disk = 0 if folder is None else free_disk(folder)
+        self.kind = choose_storage(wanted, self.need, free_ram=free_memory(), free_disk=disk)
+        self.count = 0
+        """Segments kept."""
+        self._first = 0  # number of the phase's first segment, counted from the start of the run
+        self._discarded = False
+
+    @property
+    def full(self) -> bool:
+        """Whether the phase is complete."""
+        return self.count == self.layout.segments
+
+    @property
+    def samples(self) -> int:
+        """Samples kept."""
+        return self.count * self.layout.segment_samples
+
+    def describe(self) -> str:
+        """Where the segments are, and how much room they take, for the user."""
+        if self.kind == "disk":
+            return f"{gigabytes(self.need)} of observations: on disk in {self.folder}"
+        anew = "" if self._in_checkpoint else ", which a resumed run would have to collect anew (not with storage disk)"
+        return f"{gigabytes(self.need)} of observations: in memory{anew}"
+
+    def open(self) -> None:
+        """Allocate the files or the memory.
+
+        Raises:
+            ConfigError: the folder cannot be written, or the disk has become too full.
+        """
+        _ = self._arrays
+
+    def append(self, observation: Observation, value_target: Tensor) -> None:
+        """Add a segment.
+
+        Args:
+            observation: (N, T, ...).
+            value_target: (N, T).
+        """
+        if self.full:
+            raise RuntimeError("the phase is complete; clear() comes before the next segment")
+        start = self.samples
+        entries = {f"observation{i}": leaf for i, leaf in enumerate(leaves(observation))}
+        for name, tensor in {**entries, "value_target": value_target}.items():
+            self._arrays[name].write(start, tensor.flatten(0, 1))
+        self._number.write(self.count, torch.tensor([self._first + self.count + 1]))
+        self.count += 1
+        self._discarded = False
+
+    def observation(self, samples: slice) -> Observation:
+        """The observations (B, ...) of consecutive samples, on the CPU."""
+        return self._pack(lambda name: self._arrays[name].read_range(samples.start, samples.stop))
+
+    def write_old_params(self, start: int, params: Tensor) -> None:
+        """Keep the old policy's parameters (B, P) for the samples from ``start`` on."""
+        self._arrays["old_params"].write(start, params)
+
+    def minibatch(self, pieces: Tensor, length: int) -> AuxiliaryMinibatch:
+        """Pieces of trajectories as one minibatch, on the CPU.
+
+        Args:
+            pieces: (K,) piece numbers; piece p is the samples p*length to (p+1)*length - 1.
+            length: timesteps of a piece, which divides T.
+        """
+        read = {name: array.read_pieces(pieces, length) for name, array in self._arrays.items()}
+        return AuxiliaryMinibatch(self._pack(read.__getitem__), read["value_target"], read["old_params"])
+
+    def clear(self) -> None:
+        """Forget all segments; their room is used again."""
+        self._first += self.count
+        self.count = 0
+
+    def discard(self) -> None:
+        """Give the disk's room back at the end of a run; what was kept in files is gone."""
+        if self.kind == "disk":
+            self._discarded = self._discarded or self.count > 0
+            self.clear()
+            self.close()
+        _remove_files(self.folder)  # also those that a run left which has since gone over to memory
+
+    def close(self) -> None:
+        """Close the files, which stay for a resumed run."""
+        for name in ("_arrays", "_number"):
+            opened = self.__dict__.pop(name, {})
+            for array in opened.values() if isinstance(opened, dict) else [opened]:
+                array.close()
+
+    def state_dict(self, *, old_params: bool) -> dict[str, Any]:
+        """What a checkpoint keeps: the segments, or which segments of the files it belongs to.
+
+        ``old_params``: whether the old policy's parameters are needed as well. Files are forced to the disk first.
+        """
+        state: dict[str, Any] = {"count": self.count, "first": self._first, "discarded": self._discarded}
+        if self.kind == "disk" and self.count:
+            for array in (*self._arrays.values(), self._number):
+                array.sync()
+        elif self.kind == "ram" and self._in_checkpoint and self.count:
+            state["arrays"] = {
+                name: array.read_range(0, self.samples)
+                for name, array in self._arrays.items()
+                if old_params or name != "old_params"
+            }
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what :meth:`state_dict` gave; False, and nothing kept, if the segments are not there any more."""
+        self._first, self.count, self._discarded = state["first"], state["count"], state["discarded"]
+        if not self.count:
+            return not self._discarded
+        if "arrays" in state:
+            for name, tensor in state["arrays"].items():
+                self._arrays[name].write(0, tensor)
+        elif not self._files_are_intact():
+            self.clear()
+            return False
+        return True
+
+    @property
+    def _in_checkpoint(self) -> bool:
+        # it has the segments of all workers
+        return self.layout.total_bytes * world_size() <= IN_CHECKPOINT
+
+    def _files_are_intact(self) -> bool:
+        if self.kind != "disk":
+            return False
+        expected = torch.arange(self._first, self._first + self.count) + 1
+        return torch.equal(self._number.read_range(0, self.count), expected)
+
+    def _pack(self, read: Callable[[str], Tensor]) -> Observation:
+        keys = self.layout.keys
+        if keys is None:
+            return read("observation0")
+        return {key: read(f"observation{i}") for i, key in enumerate(keys)}
+
+    @cached_property
+    def _arrays(self) -> dict[str, SegmentArray]:
+        count = self.layout.segments * self.layout.segment_samples
+        arrays: dict[str, SegmentArray] = {}
+        try:
+            for name, entry in self.layout.arrays.items():
+                arrays[name] = self._array(name, count, *entry)
+        except ConfigError:  # the disk has room for some of them
+            for array in arrays.values():
+                array.abandon()
+            raise
+        return arrays
+
+    @cached_property
+    def _number(self) -> SegmentArray:
+        """Which segment of the run each place holds, counted from 1 and written after the segment itself."""
+        return self._array("number", self.layout.segments, torch.int64, ())
+
+    def _array(self, name: str, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> SegmentArray:
+        if self.kind == "ram" or self.folder is None:
+            return RamArray(count, dtype, shape)
+        try:
+            return DiskArray(self.folder / f"worker{rank()}-{name}.segments", count, dtype, shape)
+        except OSError as error:
+            raise ConfigError(
+                f"aux.storage is disk, but {gigabytes(self.need)} cannot be reserved in {str(self.folder)!r}: "
+                f"{error.strerror or error}; free some space, set aux.storage ram, or choose another disk with --out"
+            ) from error
+
+
+def _remove_files(folder: Path | None) -> None:
+    if folder is not None and folder.is_dir():
+        for path in folder.glob("worker*.segments"):
+            number = int(path.name.removeprefix("worker").split("-")[0])
+            if number == rank() or (is_main() and number >= world_size()):  # there may have been more workers before
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another worker's files are still there
+            folder.rmdir()

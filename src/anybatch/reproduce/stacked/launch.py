@@ -1,0 +1,153 @@
+"""Many runs from one call: stacked with others of their shape, or one by one, and only those that are not done."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError, DivergenceError
+from anybatch.reproduce.stacked.results import read_result, result_path, write_result
+from anybatch.reproduce.stacked.shapes import shape_key
+from anybatch.reproduce.stacked.stack import RunResult, run_stacked
+from anybatch.runs.files import PROGRESS
+from anybatch.runs.progress import read_progress
+from anybatch.training import train
+
+Run = tuple[TrainConfig, int]
+"""What to train, and its seed."""
+
+MOST_RUNS = 256
+"""Runs in a stack beyond which a gradient step is bound by arithmetic, and more of them save nothing."""
+MOST_SAMPLES = 1 << 20
+"""Samples that a stack keeps at a time, which bounds its memory to about a gigabyte with small observations."""
+
+
+def launch(
+    configs: Sequence[TrainConfig],
+    seeds: Sequence[int],
+    folder: str | Path,
+    *,
+    launcher: Literal["vectorized", "single"] = "vectorized",
+    rows: int | None = 200,
+    processes: int = 1,
+    most_runs: int = MOST_RUNS,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> list[RunResult]:
+    """Train runs and keep a result of each in ``folder``; those whose result is there are not trained again.
+
+    Args:
+        configs: what to train, one for each run; equal runs are trained once.
+        seeds: their seeds, as many.
+        folder: where the results are kept, see :func:`~anybatch.reproduce.stacked.results.write_result`.
+        launcher: ``vectorized`` stacks runs that differ in numbers alone; ``single`` calls
+            :func:`anybatch.training.train` for each, for everything that stacks do not offer.
+        rows: about how many rows to keep of each run that is trained now; None keeps every iteration.
+        processes: stacks, or single runs, that are trained at the same time, each with one thread.
+        most_runs: widest stack.
+        on_done: called with the number of finished runs and of all runs, first with those that were there already.
+
+    Returns:
+        The results, in the order of the arguments.
+
+    Raises:
+        ConfigError: a run makes no sense, or cannot be stacked.
+        EnvError: an environment cannot be made, or broke while it ran.
+    """
+    if len(configs) != len(seeds):
+        raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
+    if launcher not in ("vectorized", "single"):
+        raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
+    folder = Path(folder)
+    runs = list(zip(configs, seeds, strict=True))
+    paths = [result_path(folder, *run) for run in runs]
+    missing = {path: run for path, run in zip(paths, runs, strict=True) if not path.exists()}
+    total = len(set(paths))
+    done = total - len(missing)
+    on_done(done, total)
+    widest = most_runs if launcher == "vectorized" else 1
+    for finished in _work(stacks(list(missing.values()), widest), launcher, folder, rows, processes):
+        done += finished
+        on_done(done, total)
+    return [read_result(path) for path in paths]
+
+
+def stacks(runs: Sequence[Run], most_runs: int = MOST_RUNS, most_samples: int = MOST_SAMPLES) -> list[list[Run]]:
+    """Split runs into stacks: of one shape, of about equal width, and within the bounds; the longest first.
+
+    Args:
+        runs: configurations and seeds.
+        most_runs: widest stack.
+        most_samples: most samples that a stack keeps at a time; a single run may have more.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(shape_key(run[0]), []).append(run)
+    found = []
+    for group in groups.values():
+        widest = max(1, min(most_runs, most_samples // max(kept_samples(config) for config, _ in group)))
+        count = math.ceil(len(group) / widest)
+        found += [group[i::count] for i in range(count)]
+    return sorted(found, key=lambda stack: -len(stack) * stack[0][0].total_env_steps)
+
+
+def kept_samples(config: TrainConfig) -> int:
+    """Samples that a run keeps at a time: of this iteration, those that wait, and those of a policy phase."""
+    source, aux = config.rollout.source, config.aux
+    iterations = 1 + (source.delay if source.kind == "delayed" else 0)
+    if aux.enabled and aux.epochs:
+        iterations += aux.policy_iterations
+    return iterations * config.iteration_batch
+
+
+def _work(
+    work: Sequence[Sequence[Run]], launcher: str, folder: Path, rows: int | None, processes: int
+) -> Iterator[int]:
+    """Train stacks and yield the number of runs of each when it is done."""
+    if processes == 1 or len(work) < 2:
+        for stack in work:
+            yield _train(stack, launcher, folder, rows)
+        return
+    # spawned, not forked: EnvPool and torch have threads
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        pending = [pool.submit(_train, stack, launcher, folder, rows) for stack in work]
+        try:
+            for future in as_completed(pending):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _train(stack: Sequence[Run], launcher: str, folder: Path, rows: int | None) -> int:
+    configs, seeds = zip(*stack, strict=True)
+    results = run_stacked(configs, seeds, rows=rows) if launcher == "vectorized" else [_single(*stack[0], rows)]
+    for result in results:
+        write_result(folder, result)
+    return len(results)
+
+
+def _single(config: TrainConfig, seed: int, rows: int | None) -> RunResult:
+    quiet = replace(config, log=replace(config.log, tensorboard=False, wandb=False))
+    with tempfile.TemporaryDirectory() as folder:
+        out, diverged = Path(folder) / "run", False
+        try:
+            train(quiet, out, seed=seed, quiet=True)
+        except DivergenceError:
+            diverged = True
+        progress = out / PROGRESS
+        table = read_progress(progress) if progress.exists() else {}
+    columns = {name: np.array(values) for name, values in table.items()}
+    iterations = len(columns.get("iteration", ()))
+    every = 1 if rows is None else max(1, math.ceil(iterations / rows))
+    kept = sorted({*range(every - 1, iterations, every), *range(iterations - 1, iterations)})
+    return RunResult(config, seed, {name: values[kept] for name, values in columns.items()}, diverged)

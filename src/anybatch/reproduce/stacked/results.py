@@ -1,0 +1,68 @@
+"""One small file for each finished run, named by what the run was: rows as CSV behind one line that describes it."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+
+from anybatch.config.io import from_dict, to_dict
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import CheckpointError
+from anybatch.reproduce.stacked.shapes import run_identity
+from anybatch.reproduce.stacked.stack import RunResult
+from anybatch.system.atomic_files import write_bytes
+
+_DIGITS = 7
+
+
+def result_path(folder: Path, config: TrainConfig, seed: int) -> Path:
+    """Where a run's result belongs: the name is a hash of the seed and of all settings that decide the outcome."""
+    digest = hashlib.sha256(f"{seed} {run_identity(config)}".encode()).hexdigest()
+    return Path(folder) / f"{digest[:20]}.csv.gz"
+
+
+def write_result(folder: Path, result: RunResult) -> Path:
+    """Write a run's result, whole or not at all; equal results give equal bytes.
+
+    The file is a gzipped CSV after a line ``# {"seed": ..., "diverged": ..., "config": ...}``; empty fields are NaN.
+    """
+    path = result_path(folder, result.config, result.seed)
+    about = {"seed": result.seed, "diverged": result.diverged, "config": to_dict(result.config)}
+    text = io.StringIO()
+    text.write(f"# {json.dumps(about)}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(result.columns)
+    writer.writerows([_format(x) for x in row] for row in zip(*result.columns.values(), strict=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+    return path
+
+
+def read_result(path: Path) -> RunResult:
+    """Read what :func:`write_result` wrote.
+
+    Raises:
+        CheckpointError: the file is damaged or something else.
+    """
+    try:
+        first, header, *lines = gzip.decompress(Path(path).read_bytes()).decode().splitlines()
+        about = json.loads(first.removeprefix("# "))
+        rows = [[float(field or "nan") for field in line] for line in csv.reader(lines)]
+        values = np.array(rows).reshape(len(rows), len(header.split(","))).T
+        columns = dict(zip(header.split(","), values, strict=True))
+        return RunResult(from_dict(about["config"]), int(about["seed"]), columns, bool(about["diverged"]))
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{str(path)!r} is not the result of a run: {error}") from error
+
+
+def _format(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 2**53 else f"{value:.{_DIGITS}g}"

@@ -1,0 +1,111 @@
+"""Which runs can be stacked: those that differ in numbers alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+
+_PER_RUN = (
+    "optimizer.step_size",
+    "optimizer.adam_betas",
+    "advantage.span",
+    "policy.clip",
+    "policy.kl_coefficient",
+    "policy.proximal",
+    "policy.importance",
+    "policy.center_of_mass",
+    "policy.max_importance_ratio",
+    "policy.entropy_coefficient",
+    "aux.policy_iterations",
+    "aux.epochs",
+    "aux.minibatches",
+    "aux.step_size",
+    "aux.clone_coefficient",
+)
+"""Fields in which stacked runs may differ, the seed aside."""
+
+_WITHOUT_EFFECT = (
+    "workers",
+    "precision",
+    "device",
+    "micro_batch",
+    "compile",
+    "keep_freed_memory",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "env.threads",
+    "env.groups",
+    "aux.storage",
+    "policy.allow_stale_coupled",  # a permission
+    "log",
+)
+"""Fields that change nothing about what a stacked run computes: it is fp32, on the CPU, and keeps all in memory."""
+
+
+def shape_key(config: TrainConfig) -> str:
+    """What runs must have in common to be stacked, as text; equal for configurations that differ in numbers alone."""
+    return _without(config, (*_PER_RUN, *_WITHOUT_EFFECT))
+
+
+def run_identity(config: TrainConfig) -> str:
+    """All that decides what a run computes, the seed aside, as text."""
+    return _without(config, _WITHOUT_EFFECT)
+
+
+def check_stackable(config: TrainConfig) -> None:
+    """Refuse what a stack does not offer; networks and action spaces are checked when they are made.
+
+    Raises:
+        ConfigError: ``config`` needs the single launcher.
+    """
+    optimizer, source = config.optimizer, config.rollout.source
+    needs = {
+        "env.id": (config.env.id, "an envpool:ID", config.env.id.startswith("envpool:")),
+        "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
+        "optimizer.max_grad_norm": (optimizer.max_grad_norm, "none", optimizer.max_grad_norm is None),
+        "rollout.source.kind": (source.kind, "synchronous or delayed", source.kind in ("synchronous", "delayed")),
+    }
+    for field, (value, allowed, fits) in needs.items():
+        if not fits:
+            raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
+    if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
+        raise not_stackable(
+            "model.architecture is shared with different policy and value epochs, whose two optimisers would share "
+            "parameters, but stacked runs need dual or detach there"
+        )
+
+
+def not_stackable(reason: str) -> ConfigError:
+    """The error for a configuration that cannot be stacked, with the way out."""
+    return ConfigError(f"{reason}; use launcher single")
+
+
+def check_common_shape(configs: Sequence[TrainConfig]) -> None:
+    """Check that runs can be stacked with each other.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    for config in configs:
+        check_stackable(config)
+    if len({shape_key(config) for config in configs}) > 1:
+        raise ConfigError(
+            "the configurations of a stack differ in more than numbers; launch() groups them by shape_key"
+        )
+
+
+def _without(config: TrainConfig, fields: Sequence[str]) -> str:
+    values = asdict(config)
+    for field in fields:
+        *path, name = field.split(".")
+        inner = values
+        for part in path:
+            inner = inner[part]
+        del inner[name]
+    if not config.aux.enabled:  # nothing else of it matters then
+        values["aux"] = {"enabled": False}
+    return json.dumps(values, sort_keys=True)

@@ -1,0 +1,1 @@
+"""Sets of experiments: the laptop suite and the published Procgen configurations."""

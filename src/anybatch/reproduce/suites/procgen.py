@@ -1,0 +1,103 @@
+"""The paper's suite: 16 Procgen games on hard, 100M steps, and the batch ladder of appendix B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from anybatch.config.schema import TrainConfig
+from anybatch.envs.procgen import NORMALIZATION
+from anybatch.presets import PRESETS
+from anybatch.reproduce.suites.suite import Cut, Suite, change, cut
+
+GAMES: dict[str, str] = {
+    "coinrun": "CoinRun",
+    "starpilot": "StarPilot",
+    "caveflyer": "CaveFlyer",
+    "dodgeball": "Dodgeball",
+    "fruitbot": "FruitBot",
+    "chaser": "Chaser",
+    "miner": "Miner",
+    "jumper": "Jumper",
+    "leaper": "Leaper",
+    "maze": "Maze",
+    "bigfish": "BigFish",
+    "heist": "Heist",
+    "climber": "Climber",
+    "plunder": "Plunder",
+    "ninja": "Ninja",
+    "bossfight": "BossFight",
+}
+"""In the order of figure 3."""
+
+SCALING_UP_GAMES = ("coinrun", "starpilot", "bigfish", "heist")
+
+_PUBLISHED: dict[str, Any] = {
+    "kl_estimator": "half-squared",  # as the authors' code has it
+    "log.tensorboard": False,  # at one environment a run has 390,000 iterations
+    "log.noise_scale": False,
+}
+
+
+def procgen() -> Suite:
+    """The paper's runs.
+
+    The text does not print the delays of figure 1 nor the grid of appendix G; these cover what it says about them.
+    """
+    algorithms = {name: _configs(PRESETS[name], tuple(GAMES)) for name in PRESETS}
+    staleness = {game: PRESETS["ppo"](f"procgen:{game}-hard", proximal="recent", **_PUBLISHED) for game in GAMES}
+    return Suite(
+        name="procgen",
+        about="16 Procgen games on hard, 100M environment steps, IMPALA networks: the paper's runs",
+        labels=GAMES,
+        ranges=NORMALIZATION,
+        invariance=algorithms["ppg-ewma"],
+        staleness=staleness,
+        algorithms=algorithms,
+        betas=("heist",),
+        grid="starpilot",
+        scaling_up=_configs(PRESETS["ppo-ewma"], SCALING_UP_GAMES, policy_epochs=1, value_epochs=1),
+        divisors=(1, 4, 16, 64, 256),
+        delays=(0, 1, 2, 4, 8, 16, 32),
+        grid_factors=(1, 2, 4, 8, 16, 32, 64),
+        grid_steps=20_000_000,
+        multiples=(1, 2, 4, 8, 16),
+        seeds={"default": 3, "staleness": 4, "head-to-head": 4, "ewma-grid": 2},
+        points=100,
+        final_points=4,  # 4M of 100M steps
+        stacked=False,
+    )
+
+
+def procgen_smoke() -> Suite:
+    """Two games, a small batch, a tiny network and hardly a step: only shows that everything runs."""
+    suite = cut(procgen(), Cut(games=("coinrun", "starpilot"), seeds=1, steps=512))
+    suite = change(
+        suite,
+        {
+            "num_envs": 16,
+            "rollout.steps": 16,
+            "model.encoder": "mlp",
+            "model.options": {"width": 16, "depth": 1},
+            "aux.policy_iterations": 1,
+            "aux.minibatches": 4,
+            "aux.epochs": 1,
+            "device": "cpu",
+        },
+    )
+    return replace(
+        suite,
+        scaling_up={"starpilot": suite.scaling_up["starpilot"]},
+        divisors=(1, 16),
+        delays=(0, 1),
+        grid_factors=(1, 4),
+        multiples=(1, 2),
+        points=4,
+        final_points=1,
+        cost_rounds=1,
+    )
+
+
+def _configs(preset: Callable[..., TrainConfig], games: tuple[str, ...], **changes: Any) -> dict[str, TrainConfig]:
+    return {game: preset(f"procgen:{game}-hard", **_PUBLISHED, **changes) for game in games}

@@ -1,0 +1,281 @@
+"""Everything that training changes, and how it is made from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anybatch.auxiliary_phase import AuxiliaryPhase
+from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import validate_shares
+from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
+from anybatch.distributed.collectives import (
+    broadcast_,
+    is_distributed,
+    local_device,
+    rank,
+    share_of,
+    shares,
+    world_size,
+)
+from anybatch.envs.base import VectorEnv
+from anybatch.envs.factory import make
+from anybatch.models.actions import ActionSpec
+from anybatch.models.agent import build_agent
+from anybatch.models.precision import prepare_device, resolve_device, resolve_precision
+from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
+from anybatch.optimizers import Optimizers
+from anybatch.phase_storage.layout import layout_of
+from anybatch.phase_storage.store import SegmentStore
+from anybatch.policy_phase import Learner
+from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
+from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
+from anybatch.sampling.ray import RayActors, Seeds
+from anybatch.sampling.rollout import Rollout, Sampler, collect
+from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
+from anybatch.sampling.threaded import Asynchronous
+from anybatch.system.signals import Interrupts
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that training changes, each part with its own state."""
+
+    source: RolloutSource
+    learner: Learner
+    reward_normalizer: RewardNormalizer | None
+    advantage_normalizer: AdvantageNormalizer | None
+    env: VectorEnv
+    auxiliary: AuxiliaryPhase | None = None
+    """PPG's auxiliary phase; None without one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "agent": self.learner.agent.state_dict(),
+            "optimizers": self.learner.optimizers.state_dict(),
+            "proximal": self.learner.proximal.state_dict(),
+            "shuffle": self.learner.shuffle.get_state(),
+            "torch": torch.get_rng_state(),
+            **({"torch_cuda": torch.cuda.get_rng_state(self.learner.device)} if self.learner.on_gpu else {}),
+            "source": self.source.state_dict(),
+            **({"noise_scale": self.learner.noise.state_dict()} if self.learner.noise else {}),
+            **{name: part.state_dict() for name, part in self._normalizers().items()},
+            **({"auxiliary": self.auxiliary.state_dict()} if self.auxiliary else {}),
+        }
+
+    def shared_state(self) -> dict[str, list[torch.Tensor]]:
+        """What has the same bits on every worker, by the name that an error gives it."""
+        normalizers = [part.state_dict() for part in self._normalizers().values()]
+        return {
+            "networks": _tensors(self.learner.agent.state_dict()),
+            "proximal policy": _tensors(self.learner.proximal.state_dict()),
+            "moments": [x for state in normalizers for name, x in state.items() if name != "return"],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Restore what :meth:`state_dict` gave; returns a sentence for each thing that could not be restored."""
+        lost = []
+        self.learner.agent.load_state_dict(state["agent"])
+        self.learner.optimizers.load_state_dict(state["optimizers"])
+        self.learner.proximal.load_state_dict(state["proximal"])
+        self.learner.shuffle.set_state(state["shuffle"])
+        torch.set_rng_state(state["torch"])
+        if self.learner.on_gpu != ("torch_cuda" in state):
+            lost.append(
+                "the run goes on on another kind of device (CPU or GPU): actions are drawn with other random numbers "
+                "than they would have been, and rounding differs"
+            )
+        elif self.learner.on_gpu:
+            torch.cuda.set_rng_state(state["torch_cuda"], self.learner.device)
+        if self.learner.noise:
+            self.learner.noise.load_state_dict(state["noise_scale"], self.learner.device)
+        for name, part in self._normalizers().items():
+            part.load_state_dict(state[name])
+        if self.auxiliary and not self.auxiliary.load_state_dict(state["auxiliary"]):
+            lost.append("the data of the unfinished policy phase was not kept: a new policy phase begins")
+        return lost + self.source.load_state_dict(state["source"])
+
+    def _normalizers(self) -> dict[str, RewardNormalizer | AdvantageNormalizer]:
+        named = {"reward_normalizer": self.reward_normalizer, "advantage_normalizer": self.advantage_normalizer}
+        return {name: part for name, part in named.items() if part is not None}
+
+
+def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path | None = None) -> Parts:
+    """Make everything that a run consists of, each part with its own stream of the seed.
+
+    Args:
+        config: what to train.
+        seed: the run's seed.
+        env_stream: which of the seed's streams the environments take.
+        segments: folder where the auxiliary phase may keep its data; None leaves memory only.
+
+    Raises:
+        ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
+        EnvError: the environment cannot be made.
+    """
+    validate_shares(config, shares(config.env.num_envs, world_size()))
+    num_envs = share_of(config.env.num_envs)
+    model_seed, env_seed, action_seed, shuffle_seed = (
+        stream_seed(seed, name, worker, number)
+        for name, worker, number in (
+            ("model", 0, 0),
+            ("env", rank(), env_stream),
+            # a checkpoint replaces these streams, except those of workers that it does not know
+            ("action", rank(), env_stream),
+            ("shuffle", rank(), env_stream),
+        )
+    )
+    torch.manual_seed(stream_seed(seed, "torch", rank(), env_stream))  # for layers of a user's encoder, dropout say
+    device = resolve_device(local_device(config.device))
+    prepare_device(device)
+    interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
+    # Ray's workers have environments of their own
+    stepped, groups = (1, 1) if config.rollout.source.ray_workers else (num_envs, config.env.groups)
+    env = make(config.env, stepped, env_seed, groups=groups)
+    with contextlib.ExitStack() as undo:
+        undo.callback(env.close)
+        action_spec = ActionSpec(env.action_space)
+        agent = build_agent(
+            config.model,
+            env.observation_space,
+            env.action_space,
+            precision=resolve_precision(config.precision, device),
+            auxiliary_head=config.aux.enabled,
+            seed=model_seed,
+        ).to(device)
+        broadcast_(agent)
+        learner = Learner(
+            config=config,
+            agent=agent,
+            action_spec=action_spec,
+            proximal=_proximal(config, agent.policy),
+            optimizers=Optimizers(agent, config.optimizer),
+            shuffle=torch.Generator().manual_seed(shuffle_seed),
+            interrupts=interrupts,
+            noise=_noise_scale(config) if config.log.noise_scale else None,
+        )
+        if config.compile:
+            _compile(learner)
+        auxiliary_seed = stream_seed(seed, "auxiliary", rank(), env_stream)
+        auxiliary = _auxiliary(config, learner, env, num_envs, auxiliary_seed, segments)
+        bootstrap = config.env.bootstrap_truncated
+        sampler = Sampler(
+            env,
+            action_spec,
+            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
+            generator=torch.Generator(device).manual_seed(action_seed),
+        )
+        # last, for it may start Ray
+        source = _source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream))
+        undo.pop_all()
+    reward, advantage = config.reward, config.advantage
+    return Parts(
+        source=source,
+        learner=learner,
+        reward_normalizer=(
+            RewardNormalizer(num_envs, reward.return_discount, reward.bound) if reward.normalize else None
+        ),
+        advantage_normalizer=AdvantageNormalizer(advantage.span) if advantage.normalize else None,
+        env=env,
+        auxiliary=auxiliary,
+    )
+
+
+def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
+    """A seed for one purpose of one worker; different arguments give independent ones."""
+    words = [seed, *name.encode(), worker, number]
+    return int(np.random.SeedSequence(words).generate_state(1)[0])
+
+
+def _tensors(state: Any) -> list[torch.Tensor]:
+    """All tensors in nested dictionaries, in order."""
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in _tensors(value)]
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+def _auxiliary(
+    config: TrainConfig, learner: Learner, env: VectorEnv, num_envs: int, seed: int, folder: Path | None
+) -> AuxiliaryPhase | None:
+    if not config.aux.enabled or config.aux.epochs == 0:  # without epochs there is no phase: PPO with these networks
+        return None
+    layout = layout_of(
+        env.observation_space,
+        learner.action_spec.num_params,
+        segments=config.aux.policy_iterations,
+        num_envs=num_envs,
+        steps=config.rollout.steps,
+    )
+    store = SegmentStore(layout, config.aux.storage, folder)
+    return AuxiliaryPhase(learner, store, torch.Generator().manual_seed(seed))
+
+
+def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
+    if config.policy.proximal == "ewma":
+        return EwmaProximal(policy, config.policy.center_of_mass)
+    if config.policy.proximal == "recent":
+        return RecentProximal(policy)
+    return BehaviorProximal()
+
+
+def _compile(learner: Learner) -> None:
+    """Fuse the operations of acting; the phases fuse those of a gradient step.
+
+    Not of values alone, which are asked for in as many shapes as there are numbers of truncated episodes.
+    """
+    learner.agent.compile(dynamic=False)
+    if learner.config.aux.enabled:
+        learner.agent.policy.compile(dynamic=False)  # for the old policy's outputs before an auxiliary phase
+
+
+def _noise_scale(config: TrainConfig) -> NoiseScale:
+    age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
+    return NoiseScale(window_steps(config.optimizer.minibatches, age), adam=config.optimizer.kind == "adam")
+
+
+def _ray_seeds(config: TrainConfig, seed: int, env_stream: int) -> Seeds:
+    first = rank() * config.rollout.source.ray_workers
+
+    def seeds(number: int, starts: int) -> tuple[int, int]:
+        again = "-again" * starts  # a worker that replaces a dead one must not replay its levels
+        env, action = (stream_seed(seed, name + again, first + number, env_stream) for name in ("env", "action"))
+        return env, action
+
+    return seeds
+
+
+def _source(
+    config: TrainConfig, sampler: Sampler, learner: Learner, device: torch.device, ray_seeds: Seeds
+) -> RolloutSource:
+    source = config.rollout.source
+    if source.ray_workers:
+        num_envs = share_of(config.env.num_envs)
+        return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
+    collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
+    if source.kind == "asynchronous":
+        return Asynchronous(
+            collect_with,
+            sampler,
+            learner.agent,
+            max_lag=source.max_lag,
+            deterministic=source.deterministic,
+            interrupts=learner.interrupts,
+            device=device,
+        )
+
+    # only here, where the GPU does nothing else meanwhile: a recording must not catch another thread's work
+    actor = GraphedAgent(learner.agent) if can_be_recorded(learner.agent, device) else learner.agent
+
+    def collect_one(version: int) -> Rollout:
+        return collect_with(actor, version=version, interrupts=learner.interrupts)
+
+    if source.kind == "delayed":
+        return Delayed(collect_one, sampler, source.delay, device)
+    return Synchronous(collect_one, sampler)

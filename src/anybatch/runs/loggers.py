@@ -1,0 +1,200 @@
+"""What a run writes while it trains: progress.csv, TensorBoard events, Weights & Biases, a progress bar.
+
+Every sink takes one row an iteration, a dict from column to number, through `write(row)`, and ends with `close()`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from anybatch.config.schema import LogConfig
+from anybatch.errors import AnybatchError
+from anybatch.runs.files import PROGRESS
+from anybatch.runs.progress import ProgressLog, Row, as_text, read_progress
+from anybatch.system import atomic_files as atomic
+
+
+class Sink(Protocol):
+    """Something that rows are written to."""
+
+    def write(self, row: Row) -> None:
+        """Take the row of one iteration."""
+
+    def close(self) -> None:
+        """Finish what is pending; a second call does nothing."""
+
+
+class TensorBoardLog:
+    """One TensorBoard scalar a column, against environment steps, in the folder `tensorboard` of the run."""
+
+    def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
+        """Open the events; those from `purge_step` on, of a run that is being resumed, are hidden."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = str(Path(run_dir) / "tensorboard")
+        self._writer: Any = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
+
+    def write(self, row: Row) -> None:
+        """Write the row's numbers, except for those that are missing."""
+        for column, value in row.items():
+            if column != "env_steps" and as_text(value):
+                self._writer.add_scalar(column, float(value), global_step=int(row["env_steps"]))
+
+    def close(self) -> None:
+        """Flush and close the events file."""
+        self._writer.close()
+
+
+class WandbLog:
+    """A Weights & Biases run, which a resumed run goes on with."""
+
+    def __init__(self, run_dir: Path, project: str) -> None:
+        try:
+            import wandb
+
+            start = wandb.init  # a folder called wandb beside the program imports too, as an empty package
+        except (ImportError, AttributeError):
+            raise AnybatchError(
+                "Logging to Weights & Biases needs the package wandb, which is not installed: "
+                "pip install 'anybatch[wandb]', or leave out --log.wandb."
+            ) from None
+        identity = Path(run_dir) / "wandb-id.txt"
+        if not identity.exists():
+            atomic.write_text(identity, secrets.token_hex(4) + "\n")
+        self._run: Any = start(
+            project=project,
+            name=Path(run_dir).resolve().name,
+            id=identity.read_text().strip(),
+            dir=str(run_dir),
+            resume="allow",
+        )
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def write(self, row: Row) -> None:
+        """Log the row; the horizontal axis is environment steps."""
+        self._run.log({column: float(value) for column, value in row.items() if as_text(value)})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class ProgressBar:
+    """Percent, environment steps a second, the mean return and the time left, on standard error if it is a terminal."""
+
+    def __init__(self, total_env_steps: int, *, start_env_steps: int = 0) -> None:
+        self._total = total_env_steps
+        self._start = start_env_steps
+        self._began = time.monotonic()
+        self._bar: Any = None
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            refresh_per_second=2,
+        )
+        self._task = self._bar.add_task("starting", total=total_env_steps, completed=start_env_steps)
+        self._bar.start()
+
+    def write(self, row: Row) -> None:
+        """Move the bar to the row's environment steps."""
+        if self._bar is None:
+            return
+        steps = int(row["env_steps"])
+        # rich's own estimate looks back 30 seconds, and an iteration can take longer than that.
+        rate = (steps - self._start) / max(time.monotonic() - self._began, 1e-9)
+        shown = as_text(row.get("mean_episode_return"))
+        mean_return = f"{float(shown):.2f}" if shown else "-"
+        text = f"{rate:,.0f} steps/s  return {mean_return}  {_left(self._total - steps, rate)}"
+        self._bar.update(self._task, completed=min(steps, self._total), description=text)
+
+    def note(self, text: str) -> None:
+        """Say what is going on while the environment steps stand still; the next row says the usual again."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=text)
+
+    def close(self) -> None:
+        """Leave the bar as it stands and give the terminal back."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Logs:
+    """All the sinks of a run as one."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, row: Row) -> None:
+        """Write the row everywhere, progress.csv first."""
+        for sink in self._sinks:
+            sink.write(row)
+
+    def note(self, text: str) -> None:
+        """Show on the progress bar what is going on between two rows."""
+        for sink in self._sinks:
+            if isinstance(sink, ProgressBar):
+                sink.note(text)
+
+    def close(self) -> None:
+        """Close every sink, also when closing one of them fails."""
+        with contextlib.ExitStack() as stack:
+            while self._sinks:
+                stack.callback(self._sinks.pop(0).close)
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def open_logs(
+    run_dir: Path, config: LogConfig, total_env_steps: int, quiet: bool = False, *, resume_after: int | None = None
+) -> Logs:
+    """Open what the config asks for in the run's folder.
+
+    `resume_after` is the last iteration that a resumed run keeps (None: none, it starts from the beginning): later rows
+    leave progress.csv for progress-lost.csv, and later TensorBoard events are hidden.
+    """
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:  # closes again what was opened before something failed
+
+        def keep(sink: Sink) -> Sink:
+            opened.callback(sink.close)
+            return sink
+
+        progress = ProgressLog(run_dir / PROGRESS)
+        sinks = [keep(progress)]
+        redone = progress.truncate_after(resume_after or 0)
+        env_steps = int(max(read_progress(progress.path).get("env_steps", []), default=0))
+        if config.wandb:
+            sinks.append(keep(WandbLog(run_dir, config.wandb_project)))
+        if config.tensorboard:
+            sinks.append(keep(TensorBoardLog(run_dir, purge_step=env_steps + 1 if redone or env_steps else None)))
+        if not quiet:
+            sinks.append(keep(ProgressBar(total_env_steps, start_env_steps=env_steps)))
+        opened.pop_all()
+    return Logs(sinks)
+
+
+def _left(steps: float, rate: float) -> str:
+    if rate <= 0:
+        return "ETA -"
+    seconds = round(max(steps, 0) / rate)
+    return f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

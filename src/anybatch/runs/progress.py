@@ -1,0 +1,163 @@
+"""progress.csv: what a run writes of every iteration, and how it is read again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from anybatch.errors import CheckpointError
+from anybatch.system import atomic_files as atomic
+
+Row: TypeAlias = Mapping[str, Any]
+"""Column to number (a Python, NumPy or one-element torch number); None and NaN are empty in the CSV."""
+
+_SYNC_SECONDS = 1.0  # a flushed row survives the death of the process at once, that of the machine after this
+
+
+class ProgressLog:
+    """progress.csv: a header and one row an iteration, appended and flushed, so that a kill loses no finished row.
+
+    Damaged lines (the half-written last one after a crash) are moved to `progress-damaged.txt` when the file is opened.
+    A row with a new column rewrites the file atomically under the longer header, with empty fields in the rows before:
+    statistics such as those of an auxiliary phase first appear in the middle of a run, and refusing them would end a
+    run for the sake of its log. Numbers are written so that they read back exactly: same numbers, same bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        header, rows, damaged = _load(self.path)
+        if damaged:
+            with open(self._beside("-damaged.txt"), "ab") as file:
+                file.writelines(line + b"\n" for line in damaged)
+                file.flush()
+                os.fsync(file.fileno())
+            atomic.write_bytes(self.path, _render(header, rows))
+        self._columns = header
+        self._file = open(self.path, "ab")  # noqa: SIM115 (open for the whole run)
+        self._synced = -math.inf
+
+    def append(self, row: Row) -> None:
+        """Add one row and hand it to the operating system."""
+        self._append([{column: as_text(value) for column, value in row.items()}])
+
+    write = append
+
+    def truncate_after(self, iteration: int) -> int:
+        """Move the rows of later iterations to `progress-lost.csv`, as a resumed run makes them again; say how many."""
+        header, rows, _ = _load(self.path)
+        if not rows:
+            return 0
+        if "iteration" not in header:
+            raise CheckpointError(f"{self.path} has no column 'iteration', so it is not the progress of a run.")
+        index = header.index("iteration")
+        early: list[list[str]] = []
+        late: list[list[str]] = []
+        for row in rows:
+            (late if row[index] and float(row[index]) > iteration else early).append(row)
+        if late:
+            # First the copy, then the cut: a kill between the two repeats rows in the copy and loses none.
+            lost = ProgressLog(self._beside("-lost.csv"))
+            lost._append([dict(zip(header, row, strict=True)) for row in late])
+            lost.close()
+            self._rewrite(header, early)
+        return len(late)
+
+    def close(self) -> None:
+        """Force everything to the disk and close the file."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def _append(self, rows: Sequence[Mapping[str, str]]) -> None:
+        new = [column for column in dict.fromkeys(c for row in rows for c in row) if column not in self._columns]
+        if new:
+            _, old, _ = _load(self.path)
+            self._rewrite([*self._columns, *new], [row + [""] * len(new) for row in old])
+        self._file.write(b"".join(_line([row.get(column, "") for column in self._columns]) for row in rows))
+        self._file.flush()
+        if time.monotonic() - self._synced >= _SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def _rewrite(self, header: list[str], rows: Sequence[Sequence[str]]) -> None:
+        self._file.close()
+        atomic.write_bytes(self.path, _render(header, rows))
+        self._columns = header
+        self._file = open(self.path, "ab")  # noqa: SIM115
+
+    def _beside(self, ending: str) -> Path:
+        return self.path.with_name(self.path.stem + ending)
+
+
+def read_progress(path: Path) -> dict[str, list[float]]:
+    """Return the columns of a progress.csv, NaN where a field is empty; safe while the run is still writing to it."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path} does not exist, so there is no progress to read.")
+    header, rows, _ = _load(Path(path))
+    columns = zip(*rows, strict=True) if rows else ((),) * len(header)
+    return {
+        name: [float(field) if field else math.nan for field in column]
+        for name, column in zip(header, columns, strict=True)
+    }
+
+
+def as_text(value: Any) -> str:
+    """A number so that it reads back exactly; None and NaN are empty."""
+    if hasattr(value, "item"):
+        value = value.item()
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, int):
+        return str(int(value))
+    return repr(float(value))
+
+
+def _line(fields: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(fields)
+    return text.getvalue().encode()
+
+
+def _render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
+    return b"".join(_line(fields) for fields in ([header] if header else []) + list(rows))
+
+
+def _load(path: Path) -> tuple[list[str], list[list[str]], list[bytes]]:
+    """Read the header, the whole rows, and the raw lines that are neither."""
+    header: list[str] = []
+    rows: list[list[str]] = []
+    damaged: list[bytes] = []
+    *lines, unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for raw in lines:
+        fields = _parse(raw)
+        if not header and fields and all(fields):
+            header = fields
+        elif header and len(fields) == len(header) and all(map(_is_number, fields)):
+            rows.append(fields)
+        else:
+            damaged.append(raw)
+    if unfinished:
+        damaged.append(unfinished)
+    return header, rows, damaged
+
+
+def _parse(raw: bytes) -> list[str]:
+    try:
+        return next(csv.reader([raw.decode()], strict=True), [])
+    except (UnicodeDecodeError, csv.Error):
+        return []
+
+
+def _is_number(field: str) -> bool:
+    try:
+        float(field or "0")
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,280 @@
+"""A run folder: config.yaml, progress.csv, TensorBoard events and checkpoints/."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from anybatch._version import __version__
+from anybatch.config.io import from_dict, to_yaml
+from anybatch.config.schema import TrainConfig
+from anybatch.diagnostics.doctor import LiveDoctor
+from anybatch.distributed.collectives import (
+    any_worker,
+    everyone,
+    gather_to_main,
+    is_main,
+    on_main,
+    wait_for_all,
+    world_size,
+)
+from anybatch.errors import CheckpointError, ConfigError
+from anybatch.runs import checkpoint
+from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
+from anybatch.runs.loggers import Logs, open_logs
+from anybatch.runs.resharding import on_cpu, own_part
+from anybatch.sampling.rollout import Sampled
+from anybatch.scaling.changes import Change
+from anybatch.scaling.scale import table
+from anybatch.system.atomic_files import remove_leftovers, write_text
+
+_LONG_ITERATION_SECONDS = 3.0
+_WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
+
+
+class Run:
+    """Where a training run writes, how far it is, and what its last episodes returned."""
+
+    def __init__(
+        self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: dict[str, Any] | None = None
+    ) -> None:
+        """Open the logs of an existing run folder; :func:`create_run` and :func:`open_run` call this.
+
+        ``state`` is what :meth:`state_dict` gave, to go on from there; what progress.csv has beyond it is moved aside.
+        """
+        self.folder = folder
+        self.config = config
+        self.seed = seed
+        self.iteration = 0
+        self.env_steps = 0
+        self.gradient_steps = 0
+        self.episodes = 0
+        self.seconds = 0.0
+        self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
+        self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
+        if state is not None:
+            self._load_state_dict(state)
+        self._quiet = quiet
+        self._doctor = None if quiet else LiveDoctor(config)
+        self._logs: Logs | None = None
+        if is_main():
+            after = None if state is None else self.iteration
+            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=after)
+        self._clock = time.monotonic()
+        self._checkpoint_at = time.monotonic()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the environment steps of the configuration are done."""
+        return self.env_steps >= self.config.total_env_steps
+
+    @property
+    def progress(self) -> float:
+        """Share of the environment steps that is done, 0 to 1."""
+        return min(1.0, self.env_steps / self.config.total_env_steps)
+
+    @property
+    def checkpoint_due(self) -> bool:
+        """Whether the time between checkpoints has passed."""
+        return time.monotonic() - self._checkpoint_at >= self.config.checkpoint_seconds
+
+    @property
+    def mean_episode_return(self) -> float:
+        """Mean raw return of the last 100 episodes; NaN if none has ended."""
+        return _mean(list(self._returns)[-100:])
+
+    def end_iteration(
+        self,
+        statistics: dict[str, float],
+        sampled: Sampled,
+        state: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Log an iteration and write a checkpoint if one is due.
+
+        Args:
+            statistics: columns of progress.csv besides the counters.
+            sampled: environment steps and ended episodes since the last iteration, of this worker; those of the
+                others are counted as well.
+            state: gives what a checkpoint keeps of everything but this object.
+        """
+        now = time.monotonic()
+        elapsed, self._clock = now - self._clock, now
+        self.seconds += elapsed
+        self.iteration += 1
+        sampled = _of_all_workers(sampled)
+        env_steps = sampled.env_steps
+        self.env_steps += env_steps
+        self.gradient_steps += int(statistics.pop("gradient_steps"))
+        self.episodes += len(sampled.episode_returns)
+        self._returns.extend(sampled.episode_returns)
+        self._lengths.extend(sampled.episode_lengths)
+        if self._logs is not None:
+            recent = list(self._returns)
+            row: dict[str, float] = {
+                "iteration": self.iteration,
+                "env_steps": self.env_steps,
+                "seconds": round(self.seconds, 3),
+                "env_steps_per_second": round(env_steps / elapsed, 1) if elapsed > 0 else 0.0,
+                **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
+                "mean_episode_length": _mean(self._lengths),
+                "episodes": self.episodes,
+                **statistics,
+                "gradient_steps": self.gradient_steps,
+            }
+            self._logs.write(row)
+            for finding in self._doctor.look(row) if self._doctor else ():
+                self.message(str(finding))
+        # a long iteration may be abandoned by a stop request, so what came before it is always kept
+        if any_worker(is_main() and (self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS)):
+            self.save(state())
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint now, at the same point of all workers; ``state`` is this worker's."""
+        self._checkpoint_at = time.monotonic()
+        own = own_part(state)
+        workers = gather_to_main(on_cpu(own) if world_size() > 1 else own)  # a GPU's tensors would land on worker 0's
+        if workers is not None:
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state, "workers": workers}
+            if len(workers) == 1:
+                del content["workers"]  # the state has it all
+            checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
+        wait_for_all()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this object."""
+        return {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "gradient_steps": self.gradient_steps,
+            "episodes": self.episodes,
+            "seconds": self.seconds,
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
+        }
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self.gradient_steps, self.episodes, self.seconds = state["gradient_steps"], state["episodes"], state["seconds"]
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])
+
+    def message(self, text: str) -> None:
+        """Show one line to the user."""
+        if is_main():
+            print(text, file=sys.stderr, flush=True)
+
+    def remark(self, text: str) -> None:
+        """Show one line that only the curious need: not to those who asked for quiet."""
+        if not self._quiet:
+            self.message(text)
+
+    def note(self, text: str) -> None:
+        """Show on the progress bar what is going on between two iterations."""
+        if self._logs is not None:
+            self._logs.note(text)
+
+    def close(self) -> None:
+        """Flush and close the logs."""
+        if self._logs is not None:
+            self._logs.close()
+
+
+def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, changes: Sequence[Change] = ()) -> Run:
+    """Make a new run folder; ``changes`` tells how the configuration was scaled, if it was.
+
+    Raises:
+        ConfigError: the folder already holds a run, or cannot be written.
+    """
+
+    def make_folder() -> None:
+        if (folder / CONFIG).exists() and _has_begun(folder):
+            raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
+        try:
+            (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            if changes:
+                write_text(folder / SCALING_TABLE, table(changes) + "\n")
+                write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
+            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+        except OSError as error:
+            raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
+
+    on_main(make_folder)
+    return Run(folder, config, seed, quiet=quiet)
+
+
+def _has_begun(folder: Path) -> bool:
+    """Whether there is something to lose; a run that found no room for its data has written its configuration alone."""
+    progress = folder / PROGRESS
+    return bool(checkpoint.checkpoints(folder / CHECKPOINTS)) or (progress.exists() and progress.stat().st_size > 0)
+
+
+def read_config(folder: Path) -> tuple[TrainConfig, int]:
+    """The configuration and seed of a run folder.
+
+    Raises:
+        CheckpointError: it is not a run folder.
+    """
+    try:
+        values = yaml.safe_load((folder / CONFIG).read_text())
+        values.pop("anybatch")
+        seed = values.pop("seed")
+        return from_dict(values), int(seed)
+    except OSError as error:
+        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}") from error
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
+
+
+def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -> tuple[Run, dict[str, Any]]:
+    """Open a run folder to go on with it.
+
+    Args:
+        folder: the run folder.
+        total_env_steps: replaces the configuration's, in config.yaml as well.
+        quiet: show no progress.
+
+    Returns:
+        The run, at its newest intact checkpoint, and that checkpoint's content.
+
+    Raises:
+        CheckpointError: it is not a run folder, or has no intact checkpoint.
+        ConfigError: ``total_env_steps`` is not above what is done.
+    """
+
+    def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
+        config, seed = read_config(folder)
+        content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+        remove_leftovers(folder / CHECKPOINTS)
+        if total_env_steps is not None:
+            if total_env_steps <= content["run"]["env_steps"]:
+                raise ConfigError(
+                    f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
+                )
+            config = replace(config, total_env_steps=total_env_steps)
+            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+        return config, seed, content, passed_over
+
+    config, seed, content, passed_over = on_main(read)  # the others may be on machines without this folder
+    run = Run(folder, config, seed, quiet=quiet, state=content["run"])
+    for sentence in passed_over:
+        run.message(f"{sentence}; going on from the checkpoint before it")
+    return run, content
+
+
+def _of_all_workers(sampled: Sampled) -> Sampled:
+    total = Sampled()
+    for one in everyone(sampled):
+        total.add(one)
+    return total
+
+
+def _mean(values: Sequence[float] | deque[int]) -> float:
+    return sum(values) / len(values) if values else float("nan")

@@ -1,0 +1,21 @@
+"""Where the data comes from: acting in the environments, and sources that deliver rollouts to the training loop."""
+
+from __future__ import annotations
+
+from anybatch.sampling.ray import RayActors
+from anybatch.sampling.rollout import EpisodeTracker, Rollout, Sampled, Sampler, collect
+from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
+from anybatch.sampling.threaded import Asynchronous
+
+__all__ = [
+    "Asynchronous",
+    "Delayed",
+    "EpisodeTracker",
+    "RayActors",
+    "Rollout",
+    "RolloutSource",
+    "Sampled",
+    "Sampler",
+    "Synchronous",
+    "collect",
+]

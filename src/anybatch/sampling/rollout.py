@@ -1,0 +1,272 @@
+"""Sampling: run the behaviour policy for T steps in every environment and keep what learning needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybatch.envs.base import Observation as EnvObservation
+from anybatch.envs.base import Steps, VectorEnv
+from anybatch.envs.groups import groups_of
+from anybatch.envs.spaces import concatenated
+from anybatch.errors import DivergenceError
+from anybatch.models.actions import ActionSpec
+from anybatch.observations import Observation, map_observation, rows_of
+from anybatch.sampling.acting import Actor, acting, joined
+from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
+from anybatch.system.signals import Interrupts
+
+__all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N environments; every tensor is (N, T, ...)."""
+
+    observation: Observation
+    """(N, T, ...), or such a tensor for every key."""
+    action: Tensor
+    """(N, T, ...) as the policy produced them."""
+    behavior_logp: Tensor
+    """log pi_behav(a|s) of the weights that acted, fp32."""
+    behavior_params: Tensor
+    """(N, T, P) raw distribution parameters of the weights that acted, fp32."""
+    reward: Tensor
+    """(N, T) in the environment's own units."""
+    value: Tensor
+    """V(s_t) of the weights that acted."""
+    next_value: Tensor
+    """V(s_{t+1}) before any reset, of the weights that acted; its content is unused where ``terminated``."""
+    first: Tensor
+    """bool, the step was the first of its episode."""
+    done: Tensor
+    """bool, the episode ended with this step."""
+    terminated: Tensor
+    """bool, it ended and its value must not be bootstrapped."""
+    version: int = 0
+    """Iterations that the weights that acted had been trained for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Rollout:
+        """The rollout that :meth:`state_dict` gave, on a device."""
+        moved = {name: x.to(device) for name, x in state.items() if isinstance(x, Tensor)}
+        observation = map_observation(lambda x: x.to(device), state["observation"])
+        return cls(**{**state, **moved, "observation": observation})
+
+
+@dataclass
+class Sampled:
+    """What has been sampled since it was last asked for; more than the rollout trained on while a delay warms up."""
+
+    env_steps: int = 0
+    """Environment steps of this worker."""
+    episode_returns: list[float] = field(default_factory=list)
+    """Sums of raw rewards of the episodes that ended."""
+    episode_lengths: list[int] = field(default_factory=list)
+    """Steps of the episodes that ended."""
+
+    def add(self, other: Sampled) -> None:
+        """Count what ``other`` has counted, too."""
+        self.env_steps += other.env_steps
+        self.episode_returns += other.episode_returns
+        self.episode_lengths += other.episode_lengths
+
+
+class EpisodeTracker:
+    """Running return and length of the episode that each environment is in."""
+
+    def __init__(self, num_envs: int) -> None:
+        """All environments start a new episode."""
+        self.returns = np.zeros(num_envs, dtype=np.float64)
+        self.lengths = np.zeros(num_envs, dtype=np.int64)
+        self.first = np.ones(num_envs, dtype=bool)
+        self._sampled = Sampled()
+
+    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Count T steps of every environment.
+
+        Args:
+            reward: (N, T) raw rewards.
+            done: (N, T) bool, an episode ended with the step.
+
+        Returns:
+            (N, T) bool, the step was the first of its episode.
+        """
+        first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
+        start = np.zeros(len(done), dtype=np.int64)
+        for t, env in np.argwhere(done.T):  # in the order in which they ended
+            steps = slice(start[env], t + 1)
+            self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
+            self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
+            self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
+        for env, begin in enumerate(start):
+            self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
+        self.lengths += done.shape[1] - start
+        self.first = done[:, -1].copy()
+        self._sampled.env_steps += done.size
+        return first
+
+    def drain(self) -> Sampled:
+        """What was counted since the last call."""
+        sampled, self._sampled = self._sampled, Sampled()
+        return sampled
+
+    def restart(self) -> None:
+        """All environments start a new episode; what was counted stays."""
+        self.returns[:] = 0
+        self.lengths[:] = 0
+        self.first = np.ones_like(self.first)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        arrays = {"returns": self.returns, "lengths": self.lengths, "first": self.first}
+        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self.returns, self.lengths, self.first = (state[k].numpy().copy() for k in ("returns", "lengths", "first"))
+
+
+class Sampler:
+    """The environments of this worker, where they stand, and the randomness of the actions."""
+
+    def __init__(
+        self, env: VectorEnv, action_spec: ActionSpec, *, bootstrap_truncated: bool, generator: torch.Generator
+    ) -> None:
+        """Take over ``env``; it is reset when the first rollout is collected."""
+        self.env = env
+        self.action_spec = action_spec
+        self.bootstrap_truncated = bootstrap_truncated
+        self.generator = generator
+        self.episodes = EpisodeTracker(env.num_envs)
+        self.observation: EnvObservation | None = None
+        """(N, ...) to act on next; None before the first step."""
+
+    def state_dict(self) -> dict[str, object]:
+        """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
+        env_state, observation = None, None
+        if self.observation is not None:
+            env_state = self.env.save_state()
+            observation = None if env_state is None else map_observation(_to_tensor, self.observation)
+        return {
+            "env": env_state,
+            "observation": observation,
+            "episodes": self.episodes.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
+        if len(state["generator"]) == len(self.generator.get_state()):  # else that of a CPU on a GPU, or the reverse
+            self.generator.set_state(state["generator"])
+        if state["env"] is None:
+            return False
+        self.env.load_state(state["env"])
+        self.observation = map_observation(lambda tensor: tensor.numpy().copy(), state["observation"])
+        self.episodes.load_state_dict(state["episodes"])
+        return True
+
+
+def collect(
+    sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
+) -> Rollout:
+    """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
+
+    Args:
+        sampler: where the environments stand; left where the rollout ends.
+        agent: the behaviour policy and value function.
+        steps: T.
+        device: where the rollout is kept.
+        interrupts: lets a stop request through between steps.
+        version: iterations that ``agent`` has been trained for, which the rollout keeps.
+
+    Returns:
+        The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
+
+    Raises:
+        EnvError: the environment broke its contract.
+        DivergenceError: the policy's outputs are not finite.
+    """
+    env, spec, episodes = sampler.env, sampler.action_spec, sampler.episodes
+    if sampler.observation is None:
+        with interrupts.breakable():
+            sampler.observation = env.reset()
+        episodes.restart()
+    observation, sampler.observation = sampler.observation, None  # a rollout that is broken off ends in new episodes
+    shape = (env.num_envs, steps)
+    reward = np.empty(shape, dtype=np.float32)
+    done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
+    bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
+
+    with torch.no_grad():
+        observations = room_for(observation, steps, device)
+        noise = spec.noise((steps, env.num_envs), sampler.generator, device)
+        groups = [
+            (rows, envs, acting(agent, spec, noise[:, rows], ObservationBuffer(rows_of(observations, rows))))
+            for rows, envs in groups_of(env)
+        ]
+        for rows, _, policy in groups:
+            policy.ask(0, rows_of(observation, rows))
+        for t in range(steps):
+            latest = []
+            for rows, envs, policy in groups:
+                interrupts.check()
+                native = policy.take()
+                with interrupts.breakable():
+                    step = envs.step(native)
+                if t + 1 < steps:
+                    policy.ask(t + 1, step.observation)  # which a GPU computes while the next group steps
+                latest.append(step.observation)
+                reward[rows, t] = step.reward
+                done[rows, t] = step.done
+                terminated[rows, t] = step.terminated
+                if sampler.bootstrap_truncated and step.final_observation is not None:
+                    final_value = agent.value(to_device(step.final_observation, device))
+                    bootstraps.append((step.final_index + rows.start, t, final_value))
+        sampler.observation = concatenated(latest)
+        last_value = agent.value(to_device(sampler.observation, device))
+        acted = joined([policy.result() for _, _, policy in groups])
+        value, logp = acted.value, spec.distribution(acted.params).log_prob(acted.action)
+
+    if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
+        raise DivergenceError(
+            "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
+        )
+    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
+    for index, t, final_value in bootstraps:
+        next_value[torch.from_numpy(index).to(device), t] = final_value
+    first = episodes.add(reward, done)
+    if not sampler.bootstrap_truncated:
+        terminated = done
+    flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
+    reward_t, first_t, done_t, terminated_t = flags
+    return Rollout(
+        observation=observations,
+        action=acted.action,
+        behavior_logp=logp,
+        behavior_params=acted.params,
+        reward=reward_t,
+        value=value,
+        next_value=next_value,
+        first=first_t,
+        done=done_t,
+        terminated=terminated_t,
+        version=version,
+    )
+
+
+def to_device(observation: EnvObservation, device: torch.device) -> Observation:
+    """An environment's observation as tensors on a device; on the CPU they share its memory."""
+    return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
+
+
+def _to_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.copy())

@@ -1,0 +1,132 @@
+"""Rollout sources: where the data of an iteration comes from, and how old it is.
+
+Age is counted in iterations (section 5.1): a rollout acted on by weights that had been trained for v iterations, and
+trained on when i iterations are done, is i - v iterations old.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from anybatch.config.schema import TrainConfig
+from anybatch.sampling.rollout import Rollout, Sampled, Sampler
+
+Collect = Callable[[int], Rollout]
+"""Samples one rollout with the present weights, given the iterations that these have been trained for."""
+
+NEW_EPISODES = "the environments' state cannot be saved: they start new episodes"
+"""What is said when a resumed run's environments begin anew."""
+
+
+class RolloutSource(Protocol):
+    """What the training loop needs of a source."""
+
+    def next(self, iteration: int) -> Rollout:
+        """The next rollout to train on; ``iteration`` is how many iterations the present weights were trained for."""
+
+    def drain(self) -> Sampled:
+        """What was sampled since the last call."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Restore what :meth:`state_dict` gave; returns a sentence for each thing that could not be restored."""
+
+    def close(self) -> bool:
+        """Stop sampling; False if the environments hang in a step, and so must not be touched any more."""
+
+
+def staleness(rollout: Rollout, iteration: int, config: TrainConfig) -> dict[str, float]:
+    """Columns of the log that tell a rollout's age.
+
+    ``staleness_iterations``, and ``staleness_env_steps``, the environment steps trained on in these iterations.
+
+    Args:
+        rollout: what is trained on next.
+        iteration: iterations that the present weights have been trained for.
+        config: supplies the environment steps of an iteration.
+    """
+    age = iteration - rollout.version
+    return {"staleness_iterations": age, "staleness_env_steps": age * config.iteration_batch}
+
+
+class Synchronous:
+    """Sample, then learn, in turns: the data is always from the present weights."""
+
+    def __init__(self, collect: Collect, sampler: Sampler) -> None:
+        """``collect`` samples one rollout with the present weights, from where ``sampler`` stands."""
+        self._collect = collect
+        self._sampler = sampler
+
+    def next(self, iteration: int) -> Rollout:
+        """Sample a rollout with the present weights."""
+        return self._collect(iteration)
+
+    def drain(self) -> Sampled:
+        """What was sampled since the last call."""
+        return self._sampler.episodes.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments stand."""
+        return {"sampler": self._sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Put the environments back."""
+        return [] if self._sampler.load_state_dict(state["sampler"]) else [NEW_EPISODES]
+
+    def close(self) -> bool:
+        """Nothing runs between two calls."""
+        return True
+
+
+class Delayed:
+    """Artificial staleness (section 5.1): every rollout waits in a buffer for a fixed number of iterations.
+
+    Rollout i acts with the weights after iteration max(0, i - delay): the buffer is filled with the first weights.
+    """
+
+    def __init__(self, collect: Collect, sampler: Sampler, delay: int, device: torch.device) -> None:
+        """Start with an empty buffer.
+
+        Args:
+            collect: samples one rollout with the present weights, from where ``sampler`` stands.
+            sampler: the environments.
+            delay: iterations that a rollout waits, at least 0; 0 is the same as :class:`Synchronous`.
+            device: where rollouts are kept.
+        """
+        self._collect = collect
+        self._sampler = sampler
+        self._delay = delay
+        self._device = device
+        self._waiting: deque[Rollout] = deque()
+
+    def next(self, iteration: int) -> Rollout:
+        """Sample until ``delay`` younger rollouts are waiting, then hand out the oldest."""
+        while len(self._waiting) <= self._delay:
+            self._waiting.append(self._collect(iteration))
+        return self._waiting.popleft()
+
+    def drain(self) -> Sampled:
+        """What was sampled since the last call, warm-up included."""
+        return self._sampler.episodes.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the environments stand, and the rollouts that wait."""
+        return {
+            "sampler": self._sampler.state_dict(),
+            "waiting": [rollout.state_dict() for rollout in self._waiting],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
+        """Put the environments and the waiting rollouts back."""
+        self._waiting = deque(Rollout.from_state_dict(one, self._device) for one in state["waiting"])
+        return [] if self._sampler.load_state_dict(state["sampler"]) else [NEW_EPISODES]
+
+    def close(self) -> bool:
+        """Nothing runs between two calls."""
+        return True

@@ -1,0 +1,20 @@
+"""The operating system: signals, memory, atomic files, and the variables that a launcher sets."""
+
+from __future__ import annotations
+
+from anybatch.system.atomic_files import replacing, write_bytes, write_text
+from anybatch.system.launcher import launched, launched_rank
+from anybatch.system.memory import free_memory, keep_freed_memory
+from anybatch.system.signals import Interrupted, Interrupts
+
+__all__ = [
+    "Interrupted",
+    "Interrupts",
+    "free_memory",
+    "keep_freed_memory",
+    "launched",
+    "launched_rank",
+    "replacing",
+    "write_bytes",
+    "write_text",
+]

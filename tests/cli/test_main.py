@@ -1,0 +1,109 @@
+"""The command line: exit codes, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from anybatch.cli.main import main
+from anybatch.runs.checkpoint import load_newest
+from anybatch.runs.progress import read_progress
+
+CARTPOLE = [
+    *("--env.id", "gym:CartPole-v1", "--env.num-envs", "4", "--rollout.steps", "16", "--optimizer.minibatches", "4"),
+    *("--total-env-steps", "256", "--quiet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--env.num-envs", "0"], ["env.num_envs is 0", "at least 1"]),
+        (["--env.id", "procgen:starpilt-hard"], ["procgen:starpilt-hard", "did you mean", "starpilot"]),
+        (["--env.id", "nonsense"], ["env.id is 'nonsense'", "gym:ID"]),
+        (["--optimizer.minibatches", "7"], ["optimizer.minibatches 7", "multiple of 7"]),
+        (["--policy.center-of-mass", "-1"], ["policy.center_of_mass is -1", "at least 0"]),
+        (["--policy.proximal", "ewma", "--policy.clip", "inf"], ["policy.proximal is ewma", "policy.clip inf"]),
+        (["--optimizer.policy-epochs", "0"], ["optimizer.policy_epochs is 0"]),
+        (["--advantage.discount", "-0.5"], ["advantage.discount is -0.5"]),
+        (["--model.encoder", "resnet"], ["model.encoder is 'resnet'", "impala"]),
+        (["--device", "cuda:77"], ["device is 'cuda:77'"]),
+    ],
+)
+@pytest.mark.procgen
+def test_bad_value_is_one_sentence(
+    flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "ppo", *flags, "--out", str(tmp_path / "run")]) == 2
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("anybatch: ")
+    assert "\n" not in output
+    for word in words:
+        assert word in output
+    assert not (tmp_path / "run").exists()  # nothing is left behind
+
+
+@pytest.mark.parametrize("command", ["fly", "train", "train ppoo", "resume /nowhere", "eval /nowhere"])
+def test_bad_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--out", run]) == 0
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--out", run]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["eval", run, "--episodes", "5"]) == 0
+    assert "(5 episodes)" in capsys.readouterr().out
+    assert main(["resume", run, "--total-env-steps", "512", "--quiet"]) == 0
+    assert "512" in capsys.readouterr().out
+    assert main(["resume", run, "--total-env-steps", "100"]) == 2
+    assert "total_env_steps is 100" in capsys.readouterr().err
+
+
+def test_config_of_a_run_trains_again(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--out", str(first)]) == 0
+    assert main(["train", str(first / "config.yaml"), "--out", str(second), "--quiet"]) == 0
+    assert (first / "config.yaml").read_bytes() == (second / "config.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    flags = [*CARTPOLE[:-3], "--total-env-steps", "100000000", "--quiet", "--out", str(run)]
+    command = [sys.executable, "-m", "anybatch", "train", "ppo", *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    progress = run / "progress.csv"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (progress.exists() and progress.read_text().count("\n") > 2):
+        time.sleep(0.05)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "anybatch resume" in output
+    done = read_progress(progress)["env_steps"][-1]
+    content, _ = load_newest(run / "checkpoints")
+    assert content["run"]["env_steps"] == done  # nothing that was logged is lost
+
+
+def test_import_is_fast_and_light() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import anybatch; took = time.perf_counter() - start; "
+        "assert not {'torch', 'envpool', 'matplotlib'} & set(sys.modules); assert took < 1, took"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("command", ["train", "resume", "eval", "watch"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert "usage: anybatch" in capsys.readouterr().out

@@ -1,0 +1,439 @@
+"""Configurations: round trips, changes by name, the paper's tables, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from anybatch.config.io import field_names, from_dict, override, to_dict, to_yaml
+from anybatch.config.schema import OptimizerConfig, TrainConfig
+from anybatch.config.validation import _RANGES, validate
+from anybatch.errors import AnybatchError, ConfigError
+from anybatch.presets import PRESETS, ppg, ppg_ewma, ppo, ppo_ewma
+
+ENV = "gym:CartPole-v1"
+
+
+def get(config: Any, path: str) -> Any:
+    for part in path.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def leaves() -> list[str]:
+    return [name for name in field_names() if not dataclasses.is_dataclass(get(TrainConfig(), name))]
+
+
+def sentence(error: pytest.ExceptionInfo[ConfigError]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+# ---------------------------------------------------------------- round trips
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_yaml_round_trip(preset: str) -> None:
+    config = PRESETS[preset](ENV, **{"env.options": {"a": 1, "b": 0.5, "c": "x", "d": True}, "policy.clip": math.inf})
+    values = yaml.safe_load(to_yaml(config, seed=3))
+    assert next(iter(values)) == "seed"
+    assert values.pop("seed") == 3
+    assert from_dict(values) == config
+    assert from_dict(to_dict(config)) == config
+
+
+def test_yaml_has_every_field() -> None:
+    values = yaml.safe_load(to_yaml(TrainConfig()))
+    for name in leaves():
+        inner = values
+        for part in name.split("."):
+            inner = inner[part]  # KeyError if it is missing
+
+
+def test_missing_fields_take_their_defaults() -> None:
+    assert from_dict({}) == TrainConfig()
+    assert from_dict({"rollout": {"steps": 7}}).rollout.steps == 7
+    assert from_dict({"rollout": {"steps": 7}}).optimizer == OptimizerConfig()
+
+
+def test_plain_numbers_are_taken_for_what_they_mean() -> None:
+    config = from_dict({"optimizer": {"adam_betas": [0.8, 0], "step_size": 1, "adam_eps": "1e-5", "minibatches": 4.0}})
+    assert config.optimizer.adam_betas == (0.8, 0.0)
+    assert config.optimizer.step_size == 1.0
+    assert type(config.optimizer.step_size) is float
+    assert config.optimizer.adam_eps == 1e-5  # YAML 1.1 reads 1e-5 as text
+    assert config.optimizer.minibatches == 4
+    assert type(config.optimizer.minibatches) is int
+    options = override(TrainConfig(), {"env.options": {"a": 1, "b": True, "c": "1"}}).env.options
+    assert [type(x) for x in options.values()] == [int, bool, str]
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"optimiser": {}}, ["optimiser", "optimizer"]),
+        ({"optimizer": {"stepsize": 1.0}}, ["optimizer.stepsize", "optimizer.step_size"]),
+        ({"rollout": {"source": {"dlay": 1}}}, ["rollout.source.dlay", "rollout.source.delay"]),
+        ({"env": {"num_envs": "many"}}, ["env.num_envs", "'many'", "integer"]),
+        ({"env": {"num_envs": 2.5}}, ["env.num_envs", "2.5", "integer"]),
+        ({"env": {"num_envs": True}}, ["env.num_envs", "True", "integer"]),
+        ({"env": {"num_envs": None}}, ["env.num_envs", "None", "integer"]),
+        ({"optimizer": {"step_size": "fast"}}, ["optimizer.step_size", "'fast'", "number"]),
+        ({"optimizer": {"step_size": False}}, ["optimizer.step_size", "False", "number"]),
+        ({"optimizer": {"max_grad_norm": "x"}}, ["optimizer.max_grad_norm", "'x'", "none"]),
+        ({"optimizer": {"adam_betas": [0.9]}}, ["optimizer.adam_betas", "[0.9]", "2 values"]),
+        ({"optimizer": {"adam_betas": [0.9, "x"]}}, ["optimizer.adam_betas", "'x'"]),
+        ({"reward": {"normalize": 1}}, ["reward.normalize", "1", "true or false"]),
+        ({"policy": {"objective": "clipped"}}, ["policy.objective", "'clipped'", "clip, kl"]),
+        ({"precision": "fp16"}, ["precision", "'fp16'", "auto, fp32, bf16"]),
+        ({"device": 0}, ["device", "0", "text"]),
+        ({"env": {"options": [1]}}, ["env.options", "[1]"]),
+        ({"env": {"options": {"a": [1]}}}, ["env.options.a", "[1]"]),
+        ({"env": None}, ["env", "section"]),
+        ([1], ["configuration", "section"]),
+    ],
+)
+def test_bad_values_give_one_sentence_that_names_the_field(values: Any, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_dict(values)
+    for part in parts:
+        assert part in sentence(error)
+
+
+# ---------------------------------------------------------------- changes by name
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("num_envs", "env.num_envs", 3),
+        ("env.num_envs", "env.num_envs", 3),
+        ("env_num_envs", "env.num_envs", 3),
+        ("total_env_steps", "total_env_steps", 3),
+        ("steps", "rollout.steps", 3),
+        ("rollout_source_delay", "rollout.source.delay", 3),
+        ("delay", "rollout.source.delay", 3),
+        ("source.delay", "rollout.source.delay", 3),
+        ("step_size", "optimizer.step_size", 0.5),  # aux has one too: the other is meant
+        ("minibatches", "optimizer.minibatches", 3),
+        ("aux_step_size", "aux.step_size", 0.5),
+        ("aux.minibatches", "aux.minibatches", 3),
+        ("epochs", "aux.epochs", 3),
+        ("policy_iterations", "aux.policy_iterations", 3),
+        ("policy_epochs", "optimizer.policy_epochs", 3),
+        ("policy_clip", "policy.clip", 0.5),
+        ("center_of_mass", "policy.center_of_mass", 2.0),
+    ],
+)
+def test_change_by_name(name: str, path: str, value: Any) -> None:
+    start = TrainConfig()
+    changed = override(start, {name: value})
+    assert get(changed, path) == value
+    different = [leaf for leaf in leaves() if get(changed, leaf) != get(start, leaf)]
+    assert different == [path]
+    assert start == TrainConfig()
+
+
+def test_every_full_name_is_its_own_field() -> None:
+    names = list(field_names())
+    assert len({name.replace(".", "_") for name in names}) == len(names)
+    for name in leaves():
+        for spelling in (name, name.replace(".", "_")):
+            assert override(TrainConfig(), {spelling: get(TrainConfig(), name)}) == TrainConfig()
+
+
+def test_change_a_section() -> None:
+    start = TrainConfig()
+    changed = override(start, {"optimizer": {"step_size": 1.0, "minibatches": 2}, "rollout": {"source": {"delay": 4}}})
+    assert changed.optimizer == dataclasses.replace(start.optimizer, step_size=1.0, minibatches=2)
+    assert changed.rollout.source.delay == 4
+    assert changed.rollout.steps == start.rollout.steps
+    assert override(start, {"optimizer": OptimizerConfig(minibatches=2)}).optimizer.minibatches == 2
+    assert override(start, {"optimizer": {}}) == start
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"normalize": False}, ["normalize is ambiguous", "reward.normalize", "advantage.normalize"]),
+        ({"kind": "sgd"}, ["kind is ambiguous", "rollout.source.kind", "optimizer.kind"]),
+        ({"options": {}}, ["options is ambiguous", "env.options", "model.options"]),
+        ({"step_siz": 1.0}, ["step_siz is not a field", "step_size"]),
+        ({"optimizer": {"foo": 1}}, ["optimizer.foo is not a field"]),
+        ({"num_envs": "x"}, ["env.num_envs", "'x'"]),
+        ({"objective": "ppo"}, ["policy.objective", "'ppo'", "clip, kl"]),
+        ({"optimizer": 3}, ["optimizer", "3"]),
+    ],
+)
+def test_bad_changes(changes: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        override(TrainConfig(), changes)
+    for part in parts:
+        assert part in sentence(error)
+
+
+def test_the_example_of_the_presets_works() -> None:
+    config = ppo_ewma("procgen:coinrun-hard", num_envs=64, clip=0.1)
+    assert (config.env.id, config.env.num_envs, config.policy.clip) == ("procgen:coinrun-hard", 64, 0.1)
+
+
+# ---------------------------------------------------------------- the paper's tables
+
+SHARED_DEFAULTS = {  # appendix B, table 1
+    "workers": 4,
+    "env.num_envs": 4 * 64,  # workers * parallel environments per worker
+    "rollout.steps": 256,
+    "optimizer.minibatches": 8,
+    "optimizer.kind": "adam",
+    "optimizer.step_size": 5e-4,
+    "optimizer.value_coefficient": 0.5,
+    "policy.entropy_coefficient": 0.01,
+    "advantage.discount": 0.999,
+    "advantage.gae_lambda": 0.95,
+    "reward.normalize": True,
+    "advantage.normalize": True,
+    "total_env_steps": 100_000_000,
+    # what the table leaves to Adam, and design.md section 4 to the published code
+    "optimizer.adam_betas": (0.9, 0.999),
+    "optimizer.adam_eps": 1e-8,
+    "optimizer.schedule": "constant",
+    "optimizer.max_grad_norm": None,
+    "reward.return_discount": 0.99,
+    "reward.bound": 10.0,
+    "advantage.span": 1.0,
+    "policy.importance": "behavior",
+    "policy.max_importance_ratio": 100.0,
+    "rollout.source.kind": "synchronous",
+    "rollout.source.delay": 0,
+    "env.id": "procgen:starpilot-hard",
+}
+PPO = {  # table 2 and the clipping parameter of table 1
+    "optimizer.policy_epochs": 3,
+    "optimizer.value_epochs": 3,
+    "policy.objective": "clip",
+    "policy.clip": 0.2,
+    "aux.enabled": False,
+    "model.architecture": "shared",
+}
+PPG = {  # table 3
+    "aux.enabled": True,
+    "aux.policy_iterations": 32,
+    "optimizer.policy_epochs": 1,
+    "optimizer.value_epochs": 1,
+    "aux.epochs": 6,
+    "aux.minibatches_per_epoch": 16 * 32,
+    "aux.clone_coefficient": 1.0,
+    "aux.step_size": 5e-4,
+    "policy.objective": "kl",
+    "policy.kl_coefficient": 1.0,
+    "model.architecture": "dual",
+}
+COUPLED = {"policy.proximal": "behavior"}
+EWMA = {"policy.proximal": "ewma", "policy.center_of_mass": 8.0}  # table 4: beta = 8/9 = .889
+
+
+@pytest.mark.parametrize(
+    ("preset", "tables"),
+    [
+        (ppo, [SHARED_DEFAULTS, PPO, COUPLED]),
+        (ppo_ewma, [SHARED_DEFAULTS, PPO, EWMA]),
+        (ppg, [SHARED_DEFAULTS, PPG, COUPLED]),
+        (ppg_ewma, [SHARED_DEFAULTS, PPG, EWMA]),
+    ],
+)
+def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tables: list[dict[str, Any]]) -> None:
+    config = preset()
+    for table in tables:
+        for name, value in table.items():
+            assert get(config, name) == value, name
+    # every other field of these sections is named above
+    named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
+    beside = {"policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
+    sections = ("optimizer.", "policy.", "advantage.", "reward.")
+    assert {name for name in leaves() if name.startswith(sections)} <= named | beside
+    assert validate(config) is config
+    com = config.policy.center_of_mass
+    assert round(com / (1 + com), 3) == 0.889
+    assert config.iteration_batch == 65_536
+    assert config.optimization_batch == 8_192
+
+
+def test_presets_take_environment_and_changes() -> None:
+    config = ppg_ewma(ENV, num_envs=2, center_of_mass=3.0, aux_epochs=1)
+    assert (config.env.id, config.env.num_envs, config.policy.center_of_mass, config.aux.epochs) == (ENV, 2, 3.0, 1)
+    assert set(PRESETS) == {"ppo", "ppo-ewma", "ppg", "ppg-ewma"}
+    with pytest.raises(ConfigError, match="num_env is not a field"):
+        ppo(ENV, num_env=3)
+
+
+# ---------------------------------------------------------------- validation
+
+BAD: dict[str, list[Any]] = {
+    "total_env_steps": [0, -5],
+    "workers": [0],
+    "micro_batch": [0, -1],
+    "checkpoint_seconds": [-1.0, math.nan],
+    "keep_checkpoints": [0],
+    "env.num_envs": [0, -3],
+    "env.threads": [-1],
+    "env.groups": [0],
+    "rollout.steps": [0],
+    "rollout.source.delay": [-1],
+    "rollout.source.max_lag": [-1],
+    "rollout.source.ray_workers": [-1],
+    "env.step_timeout": [0.0, -1.0, math.nan],
+    "reward.return_discount": [-0.1, 1.0, 1.5, math.nan],
+    "reward.bound": [0.0, -1.0, math.nan],
+    "advantage.discount": [-0.5, 1.01, math.nan, math.inf],
+    "advantage.gae_lambda": [-0.5, 1.01, math.nan, math.inf],
+    "advantage.span": [0.99, 0.0, -1.0, math.nan, math.inf],
+    "policy.clip": [-0.1, math.nan],
+    "policy.kl_coefficient": [-1.0, math.nan, math.inf],
+    "policy.center_of_mass": [-0.1, math.nan, math.inf],
+    "policy.max_importance_ratio": [0.0, 0.99, -1.0, math.nan],
+    "policy.entropy_coefficient": [math.nan, math.inf],
+    "optimizer.step_size": [-1e-4, math.nan, math.inf],
+    "optimizer.adam_eps": [0.0, -1.0, math.nan, math.inf],
+    "optimizer.sgd_momentum": [-0.1, 1.0, math.nan],
+    "optimizer.minibatches": [0, -1],
+    "optimizer.policy_epochs": [0],
+    "optimizer.value_epochs": [0],
+    "optimizer.value_coefficient": [-0.5, math.nan, math.inf],
+    "optimizer.adam_betas": [(1.0, 0.9), (0.9, -0.1), (math.nan, 0.9)],
+    "optimizer.max_grad_norm": [0.0, -1.0, math.nan],
+    "aux.policy_iterations": [0],
+    "aux.epochs": [-1],
+    "aux.minibatches": [0],
+    "aux.step_size": [-1.0, math.nan, math.inf],
+    "aux.clone_coefficient": [-1.0, math.nan, math.inf],
+}
+GOOD: dict[str, list[Any]] = {
+    "checkpoint_seconds": [0.0, math.inf],
+    "reward.return_discount": [0.0, 0.999],
+    "reward.bound": [math.inf],
+    "advantage.discount": [0.0, 1.0],
+    "advantage.gae_lambda": [0.0, 1.0],
+    "advantage.span": [1.0, 1000.0],
+    "policy.clip": [0.0, 1.5, math.inf],  # PPO without clipping is allowed: nothing but the clip would use prox
+    "policy.center_of_mass": [0.0, 2048.0],
+    "policy.max_importance_ratio": [1.0, math.inf],
+    "policy.entropy_coefficient": [0.0, -0.1],
+    "optimizer.step_size": [0.0],
+    "optimizer.adam_betas": [(0.0, 0.0)],
+    "optimizer.max_grad_norm": [0.5, None],
+    "optimizer.minibatches": [1, 256],
+    "aux.epochs": [0],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
+def test_a_value_out_of_range_is_refused(name: str, value: Any) -> None:
+    config = override(ppo(ENV), {name: value})
+    with pytest.raises(ConfigError) as error:
+        validate(config)
+    text = sentence(error)
+    assert text.startswith(f"{name} is {value}")
+    assert len(text) > len(f"{name} is {value}, but must be ")
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+def test_a_value_at_the_edge_is_accepted(name: str, value: Any) -> None:
+    config = override(ppo(ENV), {name: value})
+    assert validate(config) is config
+
+
+def test_every_number_has_a_rule() -> None:
+    hints: dict[str, Any] = {}
+
+    def collect(kind: type, prefix: str) -> None:
+        for name, hint in typing.get_type_hints(kind).items():
+            if dataclasses.is_dataclass(hint):
+                collect(typing.cast(type, hint), f"{prefix}{name}.")
+            else:
+                hints[prefix + name] = hint
+
+    collect(TrainConfig, "")
+    numbers = {n for n, h in hints.items() if h in (int, float) or h in (tuple[float, float], float | None, int | None)}
+    assert numbers == set(BAD)
+    assert set(_RANGES) < numbers
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"num_envs": 9, "minibatches": 4, "steps": 10}, ["optimizer.minibatches 4", "9 environments", "10 steps"]),
+        ({"policy.clip": math.inf, "proximal": "ewma"}, ["policy.proximal is ewma", "policy.clip inf"]),
+        ({"policy.clip": math.inf, "proximal": "recent"}, ["policy.proximal is recent", "policy.clip inf"]),
+        (
+            {"objective": "kl", "kl_coefficient": 0.0, "proximal": "ewma"},
+            ["policy.proximal is ewma", "policy.kl_coefficient 0"],
+        ),
+        ({"importance": "proximal"}, ["policy.importance", "policy.proximal is behavior"]),
+        (
+            {"importance": "proximal", "proximal": "ewma", "rollout.source.kind": "delayed"},
+            ["policy.importance", "ewma", "behavior"],
+        ),
+        (
+            {"importance": "proximal", "proximal": "recent"},
+            ["policy.importance", "rollout.source.kind", "delayed"],
+        ),
+        ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
+        *(
+            (
+                {"rollout.source": source, **variant},
+                [f"figure {panel}", "figure 1(b)", "policy.allow_stale_coupled true"],
+            )
+            for source in ({"kind": "delayed", "delay": 1}, {"kind": "asynchronous"})
+            for panel, variant in (
+                ("1(a)", {"proximal": "recent", "importance": "proximal"}),
+                ("1(c)", {}),
+                ("1(c)", {"objective": "kl"}),
+            )
+        ),
+        ({"deterministic": True}, ["rollout.source.deterministic is True", "asynchronous"]),
+        ({"ray_workers": 2}, ["rollout.source.ray_workers is 2", "asynchronous"]),
+        (
+            {"rollout.source": {"kind": "asynchronous", "ray_workers": 3}, "proximal": "recent"},
+            ["rollout.source.ray_workers is 3", "env.num_envs 256"],
+        ),
+    ],
+)
+def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(ppo(ENV, **changes))
+    for part in parts:
+        assert part in sentence(error)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {"allow_stale_coupled": True, "rollout.source.kind": "delayed", "delay": 4, **variant}
+            for variant in ({"proximal": "recent", "importance": "proximal"}, {})  # figures 1(a) and 1(c)
+        ),
+        {"proximal": "recent", "rollout.source.kind": "delayed", "delay": 4},  # (b), decoupled
+        {"proximal": "recent", "importance": "proximal", "rollout.source.kind": "delayed", "delay": 0},
+        {"rollout.source": {"kind": "asynchronous", "max_lag": 0}},
+        {"rollout.source": {"kind": "asynchronous", "ray_workers": 4}, "proximal": "ewma"},
+        {"policy.clip": math.inf, "rollout.source.kind": "delayed", "delay": 4},  # nothing is limited
+        {"proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
+        {"rollout.source.kind": "delayed", "delay": 0},
+        {"num_envs": 9, "minibatches": 4, "steps": 8},
+        {"num_envs": 1, "minibatches": 8, "steps": 256},
+    ],
+)
+def test_combinations_that_make_sense(changes: dict[str, Any]) -> None:
+    validate(ppo(ENV, **changes))
+
+
+def test_config_errors_are_value_errors_and_anybatch_errors() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(ConfigError, AnybatchError)

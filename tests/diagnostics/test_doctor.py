@@ -1,0 +1,202 @@
+"""The doctor: every check fires on its symptom and is silent without it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from anybatch.config.schema import TrainConfig
+from anybatch.diagnostics.doctor import LiveDoctor, examine
+from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling.findings import Finding
+
+ROWS = 200
+
+
+def healthy(**columns: Any) -> dict[str, list[float]]:
+    values: dict[str, Any] = {
+        "env_steps": [65536.0 * (i + 1) for i in range(ROWS)],
+        "clip_fraction": 0.05,
+        "advantage_std_used": 1.0,
+        "importance_capped": 0.0,
+        "effective_sample_size": 0.98,
+        "kl_proximal": 0.005,
+        "kl_behavior": 0.01,
+        "explained_variance": 0.7,
+        "entropy": 1.5,
+        "noise_scale": 1e6,
+        "noise_scale_adam": 2e6,
+    }
+    return {k: list(v) if isinstance(v, list) else [float(v)] * ROWS for k, v in (values | columns).items()}
+
+
+def config(**changes: Any) -> TrainConfig:
+    return ppo_ewma(**{"policy_epochs": 1, "value_epochs": 1, "total_env_steps": 65536 * ROWS, **changes})
+
+
+def found(progress: dict[str, list[float]], settings: TrainConfig | None = None) -> dict[str, Finding]:
+    findings = examine(progress, settings or config())
+    assert all("\n" not in str(finding) for finding in findings)
+    assert all(finding.change for finding in findings if finding.severity != "ok")
+    return {finding.check: finding for finding in findings if finding.severity != "ok"}
+
+
+def test_a_healthy_run() -> None:
+    assert found(healthy()) == {}
+    ok = examine(healthy(), config())
+    assert [x.check for x in ok] == ["proximal_age", "noise_scale"]
+    assert "65,536 environment steps" in ok[0].seen
+    assert "hold up to a batch of 500,000" in ok[1].means
+
+
+def test_nothing_logged_yet() -> None:
+    assert [x.check for x in examine({}, config())] == ["proximal_age"]
+    assert found({name: [math.nan] * 5 for name in healthy()}) == {}
+
+
+@pytest.mark.parametrize(
+    ("symptom", "check", "words"),
+    [
+        ({"clip_fraction": 0.004}, "clip_fraction_low", ["0.40%", "iteration batch", "center_of_mass (8)"]),
+        ({"clip_fraction": 0.15}, "clip_fraction_high", ["15.00%", "10%", "1 policy epoch ", "step_size (0.0005)"]),
+        ({"importance_capped": 0.02}, "importance_capped", ["2.0%", "cap of 100"]),
+        ({"effective_sample_size": 0.3}, "effective_sample_size", ["30%"]),
+        ({"kl_proximal": 0.3}, "kl_proximal", ["exact KL[proximal, policy] 0.3"]),
+        ({"kl_behavior": 0.8}, "kl_behavior", ["exact KL[behavior, policy] 0.8"]),
+        ({"explained_variance": 0.02}, "explained_variance", ["2%", "hardly better"]),
+        ({"explained_variance": -0.5}, "explained_variance", ["worse than a constant"]),
+        ({"entropy": [1.5] * 100 + [0.01] * 100}, "entropy", ["0.01", "start 1.5"]),
+        ({"noise_scale_adam": 16384.0}, "noise_scale", ["near the critical", "up to 4,096"]),
+        ({"noise_scale_adam": 2000.0}, "noise_scale", ["past the critical", "500 or less"]),
+        ({"advantage_std_used": [1.0, 12.0] * 100}, "advantage_std", ["factor of 12", "advantage.span (1)"]),
+    ],
+)
+def test_each_symptom(symptom: dict[str, Any], check: str, words: list[str]) -> None:
+    findings = found(healthy(**symptom))
+    assert list(findings) == [check]
+    for word in words:
+        assert word in str(findings[check])
+
+
+def test_clip_fraction_limits_depend_on_epochs_and_objective() -> None:
+    three = config(policy_epochs=3, value_epochs=3)
+    assert found(healthy(clip_fraction=0.15), three) == {}
+    assert "20% with 3 policy epochs" in str(found(healthy(clip_fraction=0.25), three)["clip_fraction_high"])
+    kl = config(objective="kl")
+    assert found(healthy(clip_fraction=0.9), kl) == {}
+    assert found(healthy(clip_fraction=0.0), kl) == {}
+    plain = ppo(total_env_steps=65536 * ROWS)
+    assert "PPO-EWMA" in str(found(healthy(clip_fraction=0.001), plain)["clip_fraction_low"])
+
+
+def test_a_trend_is_no_oscillation() -> None:
+    falling = [100 * 0.95**i for i in range(ROWS)]
+    assert found(healthy(advantage_std_used=falling)) == {}
+    assert "advantage_std" in found(healthy(advantage_std_used=[1.0] * 190 + [0.0, 1.0] * 5))  # rewards so rare
+    assert found(healthy(advantage_std_used=[1.0, 12.0] * 100), config(**{"advantage.normalize": False})) == {}
+
+
+def test_only_the_last_tenth_counts() -> None:
+    assert found(healthy(clip_fraction=[0.9] * 179 + [0.05] * 21)) == {}
+    assert "clip_fraction_high" in found(healthy(clip_fraction=[0.05] * 180 + [0.9] * 20))
+
+
+def test_the_value_function_has_time_to_learn() -> None:
+    early = {name: column[:20] for name, column in healthy(explained_variance=0.0).items()}
+    assert found(early) == {}
+
+
+def test_a_density_s_entropy_is_not_judged() -> None:
+    assert found(healthy(entropy=[2.0] * 100 + [-3.0] * 100)) == {}
+
+
+def test_an_old_proximal_policy() -> None:
+    finding = found(healthy(), config(total_env_steps=200_000))["proximal_age"]
+    assert "33% of a run of 200,000" in finding.means
+    assert "proximal_age" not in found(healthy(), ppo(total_env_steps=200_000))
+
+
+def test_the_age_of_other_proximal_policies_follows_the_iteration() -> None:
+    def age(settings: TrainConfig) -> Finding:
+        (finding,) = [x for x in examine({}, settings) if x.check == "proximal_age"]
+        assert finding.severity == "ok"
+        return finding
+
+    assert "up to 65,536 environment steps old" in age(ppo()).seen
+    assert "weights that sampled" in age(ppo()).means
+    stale = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
+    assert "up to 262,144 environment steps old" in age(ppo(**stale)).seen  # 4 x 65,536
+    assert "up to 65,536 environment steps old" in age(ppo(**stale, proximal="recent")).seen
+
+
+def test_advice_on_importance_weights_knows_whether_the_data_is_stale() -> None:
+    fresh = {"rollout.source.kind": "delayed", "rollout.source.delay": 0}
+    for settings, advice in ((config(), "step_size"), (config(**fresh), "step_size")):
+        assert advice in found(healthy(effective_sample_size=0.3), settings)["effective_sample_size"].change
+    stale = config(**{"rollout.source.kind": "asynchronous"})
+    assert "less staleness" in found(healthy(effective_sample_size=0.3), stale)["effective_sample_size"].change
+
+
+def test_gradients_that_undo_each_other_show_the_critical_batch() -> None:
+    # 8,192 samples a step; |r| = 1/2 is signal = noise, 1/5 a quarter of that
+    hidden = {"noise_scale_adam": math.nan}
+    past = found(healthy(**hidden, gradient_correlation=-0.6))["noise_scale"]
+    assert past.severity == "error"
+    assert "5,461 samples (successive gradients correlate by -0.60)" in past.seen  # 8192 x 0.4 / 0.6
+    assert "steps overshoot" in past.change
+    near = found(healthy(**hidden, gradient_correlation=-0.3))["noise_scale"]
+    assert near.severity == "warning"
+    assert found(healthy(**hidden, gradient_correlation=-0.19)) == {}
+    assert found(healthy(gradient_correlation=0.19)) == {}
+    rising = found(healthy(gradient_correlation=0.3))["noise_scale"]
+    assert "overshoot" not in rising.change
+    # where both are known, the smaller noise scale counts
+    both = found(healthy(noise_scale_adam=2000.0, gradient_correlation=-0.3))["noise_scale"]
+    assert "noise scale of Adam's update 2,000 samples" in both.seen
+
+
+def test_a_noise_scale_that_cannot_be_measured() -> None:
+    progress = healthy(noise_scale_adam=[1e9] * 150 + [math.nan] * 50)
+    (finding,) = [x for x in examine(progress, config()) if x.check == "noise_scale"]
+    assert finding.severity == "ok"
+    assert "too large to measure" in finding.seen
+
+
+def test_sgd_looks_at_the_plain_noise_scale() -> None:
+    sgd = config(optimizer_kind="sgd")
+    assert "noise_scale" in found(healthy(noise_scale=1000.0), sgd)
+    assert "noise_scale" not in found(healthy(noise_scale_adam=1000.0), sgd)
+
+
+def test_worst_comes_first() -> None:
+    findings = examine(healthy(noise_scale_adam=1000.0, clip_fraction=0.3), config())
+    assert [x.severity for x in findings] == ["error", "warning", "ok"]
+
+
+def test_live_warnings_come_once_each() -> None:
+    live = LiveDoctor(config(), every=5, memory=30)
+    row = {name: column[-1] for name, column in healthy(clip_fraction=0.3).items()}
+    told = [live.look({**row, "kl_behavior": 0.9 if i > 60 else 0.01}) for i in range(100)]
+    assert [x.check for findings in told for x in findings] == ["clip_fraction_high", "kl_behavior"]
+    assert next(i for i, findings in enumerate(told) if findings) == 4
+
+
+def test_a_warning_that_becomes_an_error_is_told_again_and_not_the_other_way_round() -> None:
+    live = LiveDoctor(config(), every=5, memory=30)
+    row = {name: column[-1] for name, column in healthy().items()}
+    scales = [16384.0] * 50 + [2000.0] * 50 + [16384.0] * 50
+    told = [x for scale in scales for x in live.look({**row, "noise_scale_adam": scale})]
+    assert [(x.check, x.severity) for x in told] == [("noise_scale", "warning"), ("noise_scale", "error")]
+
+
+def test_live_doctor_remembers_the_start() -> None:
+    live = LiveDoctor(config(), every=10, memory=30)
+    row = {name: column[-1] for name, column in healthy().items()}
+    told = [x for i in range(200) for x in live.look({**row, "entropy": 1.5 if i < 50 else 0.001})]
+    assert [x.check for x in told] == ["entropy"]
+
+
+def test_ppg_is_examined_too() -> None:
+    assert found(healthy(), ppg_ewma(total_env_steps=65536 * ROWS)) == {}

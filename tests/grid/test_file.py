@@ -1,0 +1,88 @@
+"""Lists of runs as YAML, and what a run's folder is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from anybatch.config.io import to_yaml
+from anybatch.errors import ConfigError
+from anybatch.grid.file import read_grid
+from anybatch.grid.runner import Job
+from anybatch.presets import PRESETS, ppo, ppo_ewma
+
+GRID = """
+base: ppo-ewma
+set: {env.id: "gym:CartPole-v1", policy_epochs: 1, value_epochs: 1}
+variants:
+  ours: {}
+  coupled: {base: ppo, env.num_envs: 64}
+vary:
+  divide_batch_by: [1, 4]
+  optimizer.schedule: [constant, linear]
+seeds: [5, 7]
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
+    jobs = read_grid(write(tmp_path / "grid.yaml", GRID), PRESETS)
+    assert len(jobs) == 2 * 2 * 2 * 2
+    assert len({job.address for job in jobs}) == len(jobs)
+    assert [job.seed for job in jobs[:4]] == [5, 7, 5, 7]
+    assert jobs[0].name == "ours divide_batch_by=1 optimizer.schedule=constant"
+    plain = ppo_ewma("gym:CartPole-v1", policy_epochs=1, value_epochs=1)
+    assert jobs[0].config == plain
+    assert jobs[2].config == replace(plain, optimizer=replace(plain.optimizer, schedule="linear"))
+    # by the scaling rules: a quarter of the environments, half the step size, four times the centre of mass
+    scaled = jobs[4].config
+    assert (scaled.env.num_envs, scaled.optimizer.step_size, scaled.policy.center_of_mass) == (64, 2.5e-4, 32)
+    assert jobs[8].config == ppo("gym:CartPole-v1", policy_epochs=1, value_epochs=1, num_envs=64)
+
+
+def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
+    config = ppo("gym:Pendulum-v1", num_envs=8)
+    write(tmp_path / "config.yaml", to_yaml(config, anybatch="0", seed=3))
+    jobs = read_grid(write(tmp_path / "grid.yaml", "base: config.yaml\nseeds: 3\n"), PRESETS)
+    assert jobs == [Job(config, seed) for seed in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("base: ppoo", "base is 'ppoo', but must be one of ppo, ppo-ewma"),
+        ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds"),
+        ("base: ppo\nset: {num_env: 3}", "did you mean num_envs"),
+        ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
+        ("base: ppo\nseeds: [-1]", "seeds is"),
+        ("base: ppo\nset: [1]", "set must hold names and values"),
+        ("base: [", "is not YAML"),
+        ("base: there.yaml", "there.yaml cannot be read"),
+        ("base: ppo\nvary: {divide_batch_by: [3]}", "divide_batch_by=3"),
+    ],
+)
+def test_complaints_name_the_file(text: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"grid.yaml|there.yaml") as caught:
+        read_grid(write(tmp_path / "grid.yaml", text), PRESETS)
+    assert words in str(caught.value)
+
+
+def test_addresses() -> None:
+    job = Job(ppo("gym:CartPole-v1", num_envs=8), 1)
+    assert job.address.startswith("CartPole-v1-seed1-")
+    assert Job(job.config, 1, "a name").address == job.address  # a name is for people
+    others = [Job(job.config, 2), Job(ppo("gym:CartPole-v1", num_envs=8, clip=0.1), 1)]
+    assert len({job.address, *(other.address for other in others)}) == 3
+
+
+def test_addresses_name_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(ppo("gym:CartPole-v1"), 1)
+    before = job.address
+    monkeypatch.setattr("anybatch.grid.runner.__version__", "99.0")
+    assert job.address != before

@@ -1,0 +1,246 @@
+"""Grids: real runs in processes; what is done is skipped, what was interrupted goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anybatch.grid.runner as grid
+from anybatch.cli.main import main
+from anybatch.config.io import to_yaml
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+from anybatch.grid.job import finished, go_on, last_row
+from anybatch.grid.runner import Job, Outcome, plan, run_grid
+from anybatch.presets import ppo
+from anybatch.training import train
+
+
+def small(iterations: int = 2, **changes: Any) -> TrainConfig:
+    return ppo(
+        "gym:CartPole-v1",
+        **{"num_envs": 2, "steps": 8, "minibatches": 2, "total_env_steps": iterations * 16, **changes},
+        device="cpu",
+        tensorboard=False,
+        noise_scale=False,
+        model={"encoder": "mlp", "options": {"width": 8, "depth": 1}},
+    )
+
+
+class Scripted:
+    """A launcher whose runs end as they are told to: with exit codes, one for each start."""
+
+    def __init__(self, processes: int, ends: dict[int, list[int]]) -> None:
+        self.processes = processes
+        self.ends = ends
+        self.running = 0
+        self.most = 0
+        self.started: list[tuple[int, int]] = []
+        self.slots: set[int] = set()
+
+    def start(self, outcome: Outcome, slot: int) -> Any:
+        assert slot not in self.slots and slot < self.processes
+        self.slots.add(slot)
+        self.most = max(self.most, len(self.slots))
+        self.started.append((outcome.job.seed, slot))
+        code = self.ends[outcome.job.seed].pop(0)
+        (outcome.folder / "log.txt").write_text("begins\nanybatch: it broke\n\n")
+        launcher = self
+
+        class Run:
+            polls = 0
+
+            def exit_code(self) -> int | None:
+                self.polls += 1
+                if self.polls < 2:
+                    return None
+                launcher.slots.discard(slot)
+                return code
+
+            def stop(self) -> None: ...
+
+            def kill(self) -> None: ...
+
+        return Run()
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def use(processes: int, ends: dict[int, list[int]]) -> Scripted:
+        launcher = Scripted(processes, ends)
+        monkeypatch.setattr("anybatch.grid.launchers.make_launcher", lambda *_: launcher)
+        monkeypatch.setattr(grid, "_POLL_SECONDS", 0.001)
+        return launcher
+
+    return use
+
+
+def test_restarts_are_bounded_and_failures_are_told(
+    scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = scripted(2, {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0]})
+    result = run_grid([(small(), seed) for seed in range(5)], tmp_path, restarts=2)
+    assert launcher.most == 2
+    assert [(o.status, o.starts) for o in result.outcomes] == [
+        ("done", 1),
+        ("done", 2),
+        ("failed", 3),  # started again twice, and no more
+        ("failed", 1),  # bad input stays bad
+        ("done", 3),
+    ]
+    assert result.exit_code == 1
+    assert result.outcomes[2].error == "anybatch: it broke (exit code 1)"
+    said = capsys.readouterr().err
+    assert said.count("failed runs") == 1
+    assert "5 runs: 3 done, 2 failed" in said
+    assert "killed by signal 9" in said
+
+
+def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(scripted: Any, tmp_path: Path) -> None:
+    scripted(1, {0: [0]})
+    assert len(run_grid([(small(), 0), Job(small(), 0, "again")], tmp_path, quiet=True).outcomes) == 1
+    for jobs, words in (
+        ([], "no jobs"),
+        ([(small(), -1)], "seed is -1"),
+        ([(small(minibatches=3), 0)], "minibatches 3"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            run_grid(jobs, tmp_path / "other", quiet=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_runs_are_the_runs_of_train_and_done_ones_are_skipped(tmp_path: Path) -> None:
+    jobs = [Job(small(), 1, "a"), Job(small(), 2, "b")]
+    result = run_grid(jobs, tmp_path / "grid", processes=2, quiet=True)
+    assert result.exit_code == 0, [outcome.error for outcome in result.outcomes]
+    train(small(), tmp_path / "alone", seed=2, quiet=True)
+    alone, there = last_row(tmp_path / "alone"), last_row(result.outcomes[1].folder)
+    for column in alone.keys() - {"seconds", "env_steps_per_second"}:
+        assert alone[column] == there[column] or alone[column] != alone[column]
+    again = run_grid(jobs, tmp_path / "grid", processes=2, quiet=True)
+    assert [outcome.starts for outcome in again.outcomes] == [0, 0]
+    assert again.exit_code == 0
+    index = (tmp_path / "grid" / "grid.csv").read_text().splitlines()
+    assert len(index) == 3 and index[1].split(",")[1:5] == ['"a"', "1", "done", "32"]
+
+
+def test_go_on_from_whatever_is_there(tmp_path: Path) -> None:
+    config, out = small(4), tmp_path / "run"
+    assert not finished(out, config)
+    first = go_on(config, out, 3, quiet=True)
+    train(config, tmp_path / "alone", 3, quiet=True)
+    assert (out / "progress.csv").read_text().splitlines()[-1].split(",")[0] == "4"
+    assert finished(out, config) and not finished(out, replace(config, total_env_steps=1000))
+    written = (out / "progress.csv").stat().st_mtime_ns
+    assert go_on(config, out, 3, quiet=True).env_steps == first.env_steps == 64
+    assert (out / "progress.csv").stat().st_mtime_ns == written  # nothing was trained
+    for other, seed in ((small(5), 3), (config, 4)):
+        with pytest.raises(ConfigError, match="another configuration or seed"):
+            go_on(other, out, seed, quiet=True)
+    # killed between its last row and its last checkpoint; killed before its first checkpoint
+    shutil.copytree(out, tmp_path / "late")
+    (tmp_path / "late" / "checkpoints" / "iteration-000000004.ckpt").unlink()
+    assert not finished(tmp_path / "late", config)
+    assert go_on(config, tmp_path / "late", 3, quiet=True).env_steps == 64
+    shutil.copytree(out, tmp_path / "early")
+    shutil.rmtree(tmp_path / "early" / "checkpoints")
+    assert go_on(config, tmp_path / "early", 3, quiet=True).env_steps == 64
+    assert finished(tmp_path / "late", config) and finished(tmp_path / "early", config)
+
+
+def test_two_processes_never_train_one_run(tmp_path: Path) -> None:
+    import fcntl
+
+    with open(tmp_path / "lock", "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another process is training"):
+            go_on(small(), tmp_path, 0, quiet=True)
+    assert go_on(small(), tmp_path, 0, quiet=True).env_steps == 32
+
+
+def test_last_row_survives_a_kill(tmp_path: Path) -> None:
+    assert last_row(tmp_path) == {}
+    (tmp_path / "progress.csv").write_text("iteration,env_steps,mean\n1,16,\n2,32,4.5\n3,4")
+    assert last_row(tmp_path) == {"iteration": 2, "env_steps": 32, "mean": 4.5}
+    (tmp_path / "progress.csv").write_text("iteration,env_steps\n" + "".join(f"{i},{i}\n" for i in range(9000)))
+    assert last_row(tmp_path) == {"iteration": 8999, "env_steps": 8999}
+
+
+def test_ctrl_c_stops_the_runs_with_checkpoints(tmp_path: Path) -> None:
+    jobs = [(small(10**6), 0), (small(10**6), 1), (small(10**6), 2)]
+    folders = [outcome.folder for outcome in plan(jobs, tmp_path)]
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not all(last_row(folder) for folder in folders[:2]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = run_grid(jobs, tmp_path, processes=2, quiet=True)
+    thread.join()
+    assert [outcome.status for outcome in result.outcomes] == ["interrupted"] * 3
+    assert [outcome.starts for outcome in result.outcomes] == [1, 1, 0]
+    assert result.exit_code == 130
+    for folder in folders[:2]:
+        row = last_row(folder)
+        assert (folder / "checkpoints" / f"iteration-{int(row['iteration']):09d}.ckpt").exists()
+        assert "anybatch resume" in (folder / "log.txt").read_text()
+
+
+def test_printed_commands_run_in_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "base.yaml").write_text(to_yaml(small()))
+    (tmp_path / "grid.yaml").write_text("base: base.yaml\nvary: {clip: [0.1, 0.2]}\n")
+    command = ["grid", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "with space"), "--launcher", "print"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("anybatch train ") for line in lines)
+    here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(lines[0], shell=True, env={**os.environ, "PATH": here}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines() == lines[1:]  # what is done is not printed again
+
+
+@pytest.mark.slow
+def test_ray(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        jobs = [(small(), 0), (small(optimizer={"step_size": 1e30}), 1)]
+        result = run_grid(jobs, tmp_path, launcher="ray", restarts=0, quiet=True)
+        assert [(o.status, o.starts) for o in result.outcomes] == [("done", 1), ("failed", 1)]
+        assert "not finite" in result.outcomes[1].error
+        assert last_row(result.outcomes[0].folder)["env_steps"] == 32
+        # a stop request reaches the run on the cluster
+        long = plan([(small(10**6), 5)], tmp_path)[0].folder
+
+        def interrupt() -> None:
+            deadline = time.monotonic() + 60
+            while not last_row(long) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        stopped = run_grid([(small(10**6), 5)], tmp_path, launcher="ray", quiet=True)
+        thread.join()
+        assert stopped.exit_code == 130
+        assert "anybatch resume" in (long / "log.txt").read_text()
+    finally:
+        ray.shutdown()

@@ -1,0 +1,261 @@
+"""Token-level losses: hand-worked numbers, reduction to the sample-level losses, and micro-batches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anybatch.errors import ConfigError
+from anybatch.integrations.token_objectives import (
+    Mask,
+    Truncate,
+    count,
+    importance_weights,
+    token_clip_loss,
+    token_kl_loss,
+)
+from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+
+LEVELS = ("token", "sequence_product", "sequence_geometric_mean")
+FREE = Truncate(math.inf)
+
+
+def log(*rows: list[float]) -> Tensor:
+    return torch.tensor(rows).log()
+
+
+def data(sequences: int = 6, tokens: int = 9, scale: float = 0.3) -> dict[str, Tensor]:
+    """Random log-probabilities; completions of different lengths, one of them empty, NaN where nothing counts."""
+    generator = torch.Generator().manual_seed(4)
+    logp, proximal, behavior = (-2 + scale * torch.randn(sequences, tokens, generator=generator) for _ in range(3))
+    lengths = torch.tensor([9, 4, 1, 0, 7, 2])[:sequences]
+    mask = torch.arange(tokens) < lengths.unsqueeze(1)
+    advantage = torch.randn(sequences, generator=generator)
+    values = {"logp": logp, "logp_proximal": proximal, "logp_behavior": behavior}
+    values = {name: torch.where(mask, x, torch.nan) for name, x in values.items()}
+    values["logp"].requires_grad_()
+    return values | {"advantage": advantage, "mask": mask}
+
+
+def test_hand_worked_weights() -> None:
+    """One completion with ratios 2 and 1/8: product 1/4, geometric mean 1/2; one with ratio 3 and padding."""
+    logp, behavior = log([0.5, 0.1], [0.6, 1.0]), log([0.25, 0.8], [0.2, 1.0])
+    behavior[1, 1] = torch.nan
+    mask = torch.tensor([[1, 1], [1, 0]])
+    expected = {
+        "token": [[2.0, 0.125], [3.0, 0.0]],
+        "sequence_product": [[0.25], [3.0]],
+        "sequence_geometric_mean": [[0.5], [3.0]],
+    }
+    for level, weights in expected.items():
+        found = importance_weights(logp, behavior, mask, weight=level, bound=FREE)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, torch.tensor(weights))
+    truncated = importance_weights(logp, behavior, mask, weight="token", bound=Truncate(2.5))
+    torch.testing.assert_close(truncated, torch.tensor([[2.0, 0.125], [2.5, 0.0]]))
+    hidden = importance_weights(logp, behavior, mask, weight="token", bound=Mask(below=0.2, above=2.5))
+    torch.testing.assert_close(hidden, torch.tensor([[2.0, 0.0], [0.0, 0.0]]))
+    assert [int(count(mask, level)) for level in LEVELS] == [3, 2, 2]  # type: ignore[arg-type]
+
+
+def test_hand_worked_clip_loss_and_gradients() -> None:
+    """One completion of 2 tokens, A = 2, prox = behav: ratios 3/2 and 2/3, epsilon 1/5.
+
+    token: min(3/2, 6/5) 2 + 2/3 2 is not clipped from below, as A > 0: (12/5 + 4/3) / 2 tokens; gradient of the second
+    token's log-probability -2/3 * 2 / 2. product: 1, so -2; the gradient -2 reaches both tokens. geometric mean: 1,
+    so -2, and half of the gradient each.
+    """
+    proximal = log([0.2, 0.6])
+    expected = {
+        "token": (-(12 / 5 + 4 / 3) / 2, [0.0, -2 / 3]),
+        "sequence_product": (-2.0, [-2.0, -2.0]),
+        "sequence_geometric_mean": (-2.0, [-1.0, -1.0]),
+    }
+    mask = torch.ones(1, 2)
+    for level, (value, gradient) in expected.items():
+        logp = log([0.3, 0.4]).requires_grad_()
+        loss = token_clip_loss(
+            logp, proximal, proximal, torch.tensor([2.0]), mask,
+            weight=level, bound=FREE, denominator=count(mask, level),  # type: ignore[arg-type]
+        )  # fmt: skip
+        loss.backward()
+        assert loss.item() == pytest.approx(value, rel=1e-6)
+        assert logp.grad is not None
+        assert logp.grad[0].tolist() == pytest.approx(gradient, rel=1e-6)
+
+
+def test_hand_worked_clipped_tokens_with_sequence_weights() -> None:
+    """Tokens are clipped alone and weighted by their completion's prox/behav.
+
+    theta/prox is 3/2 and 1, prox/behav 2 and 3, product 6, and A = 1: (6 * min(3/2, 6/5) + 6 * 1) / 2 = 6.6. The
+    completion's theta/behav is 9: with a cap of 3 everything is 3 times as small, and Mask(0, 3) hides the completion.
+    """
+    logp, proximal, behavior = log([0.9, 0.6]), log([0.6, 0.6]), log([0.3, 0.2])
+    mask = torch.ones(1, 2)
+    for bound, value in ((FREE, -6.6), (Truncate(3.0), -2.2), (Mask(0, 3.0), 0.0), (Mask(0, 9.5), -6.6)):
+        loss = token_clip_loss(
+            logp, proximal, behavior, torch.ones(1), mask,
+            weight="sequence_product", ratio="token", bound=bound, denominator=2,
+        )  # fmt: skip
+        assert loss.item() == pytest.approx(value, rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("cap", [1.5, 100.0, math.inf])
+@pytest.mark.parametrize("clip", [0.2, math.inf])
+def test_tokens_are_samples(cap: float, clip: float) -> None:
+    """At level token with Truncate it is the decoupled loss of the flattened tokens, value and gradient."""
+    x = data()
+    mine = token_clip_loss(**x, weight="token", bound=Truncate(cap), denominator=count(x["mask"], "token"), clip=clip)  # type: ignore[arg-type]
+    flat = {name: x[name][x["mask"]] for name in ("logp", "logp_proximal", "logp_behavior")}
+    advantage = x["advantage"].unsqueeze(1).expand_as(x["mask"])[x["mask"]]
+    theirs = decoupled_clip_loss(**flat, advantage=advantage, clip=clip, max_importance_ratio=cap)
+    torch.testing.assert_close(mine, theirs)
+    gradients = [torch.autograd.grad(loss, x["logp"])[0] for loss in (mine, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_completions_of_one_token_are_the_same_at_every_level(level: Any) -> None:
+    x = data(tokens=1)
+    everything = torch.ones(6, 1, dtype=torch.bool)
+    x = {name: torch.nan_to_num(value, -2.0) for name, value in x.items()} | {"mask": everything}
+    mine = token_clip_loss(**x, weight=level, bound=Truncate(2.0), denominator=6)
+    flat = {name: x[name].squeeze(1) for name in ("logp", "logp_proximal", "logp_behavior")}
+    torch.testing.assert_close(mine, decoupled_clip_loss(**flat, advantage=x["advantage"], max_importance_ratio=2.0))
+
+
+def test_kl_loss_of_tokens_is_that_of_samples() -> None:
+    x = data()
+    kl = half_squared_log_ratio(x["logp"], x["logp_proximal"])
+    mine = token_kl_loss(
+        x["logp"], x["logp_behavior"], x["advantage"], kl, x["mask"],
+        weight="token", bound=Truncate(1.5), denominator=count(x["mask"], "token"), kl_coefficient=0.7,
+    )  # fmt: skip
+    keep = x["mask"]
+    advantage = x["advantage"].unsqueeze(1).expand_as(keep)[keep]
+    theirs = decoupled_kl_loss(
+        x["logp"][keep], x["logp_behavior"][keep], advantage, kl[keep], kl_coefficient=0.7, max_importance_ratio=1.5
+    )
+    torch.testing.assert_close(mine, theirs)
+    gradients = [torch.autograd.grad(loss, x["logp"], retain_graph=True)[0] for loss in (mine, theirs)]
+    torch.testing.assert_close(*(torch.nan_to_num(x) for x in gradients))
+
+
+def test_hand_worked_kl_of_completions() -> None:
+    """theta/behav = 2 * 3 = 6, KL 0.1 + 0.3, A = 1, beta = 10: product -(6 - 4) = -2, mean -(sqrt 6 - 2).
+
+    Hidden by Mask, only the KL is left.
+    """
+    logp, behavior, kl = log([0.4, 0.6]), log([0.2, 0.2]), torch.tensor([[0.1, 0.3]])
+    cases: list[tuple[Any, Any, float]] = [
+        ("sequence_product", FREE, -2.0),
+        ("sequence_geometric_mean", FREE, 2 - math.sqrt(6)),
+        ("sequence_product", Truncate(5.0), -1.0),
+        ("sequence_product", Mask(0, 5), 4.0),
+    ]
+    for level, bound, value in cases:
+        loss = token_kl_loss(
+            logp, behavior, torch.ones(1), kl, torch.ones(1, 2),
+            weight=level, bound=bound, denominator=1, kl_coefficient=10,
+        )  # fmt: skip
+        assert loss.item() == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("bound", [Truncate(1.5), Mask(below=0.6, above=1.8)])
+@pytest.mark.parametrize(("weight", "ratio"), [*((x, None) for x in LEVELS), ("sequence_product", "token")])
+@pytest.mark.parametrize("pieces", [[1, 5], [2, 2, 2], [1, 1, 1, 1, 1, 1]])
+def test_micro_batches_do_not_change_the_gradient(bound: Any, weight: Any, ratio: Any, pieces: list[int]) -> None:
+    x = data()
+    options = {"weight": weight, "bound": bound, "denominator": count(x["mask"], ratio or weight)}
+    kl_options = options | {"kl_coefficient": 0.5, "denominator": count(x["mask"], weight)}
+
+    def losses(part: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        kl = half_squared_log_ratio(part["logp"], part["logp_proximal"])
+        clip = token_clip_loss(**part, ratio=ratio, **options)  # type: ignore[arg-type]
+        rest = (part["logp_behavior"], part["advantage"], kl, part["mask"])
+        return clip, token_kl_loss(part["logp"], *rest, **kl_options)  # type: ignore[arg-type]
+
+    for which in (0, 1):
+        whole = torch.autograd.grad(losses(x)[which], x["logp"])[0]
+        whole = torch.where(x["mask"], whole, 0)
+        split = {name: value.split(pieces) for name, value in x.items()}
+        total = torch.zeros_like(whole)
+        for i in range(len(pieces)):
+            loss = losses({name: parts[i] for name, parts in split.items()})[which]
+            total += torch.where(x["mask"], torch.autograd.grad(loss, x["logp"])[0], 0)
+        torch.testing.assert_close(total, whole)
+        assert whole.abs().sum() > 0
+
+
+def test_clip_loss_gradient_where_nothing_counts_is_zero_and_never_nan() -> None:
+    for level in LEVELS:
+        x = data()
+        loss = token_clip_loss(**x, weight=level, bound=Truncate(5.0), denominator=1)  # type: ignore[arg-type]
+        gradient = torch.autograd.grad(loss, x["logp"])[0]
+        assert torch.equal(gradient[~x["mask"]], torch.zeros(int((~x["mask"]).sum())))
+        assert bool(torch.isfinite(gradient).all())
+
+
+@pytest.mark.parametrize("bound", [Truncate(100.0), Mask(0.01, 100.0)])
+def test_long_completions_do_not_overflow(bound: Any) -> None:
+    """A product of 2,000 ratios of e is e^2000."""
+    logp = torch.zeros(1, 2000, requires_grad=True)
+    behavior, mask = torch.full((1, 2000), -1.0), torch.ones(1, 2000)
+    for advantage in (1.0, 0.0, -1.0):
+        loss = token_clip_loss(
+            logp, behavior, behavior, torch.tensor([advantage]), mask,
+            weight="sequence_product", bound=bound, denominator=1,
+        )  # fmt: skip
+        gradient = torch.autograd.grad(loss, logp)[0]
+        assert math.isfinite(loss.item())
+        assert bool(torch.isfinite(gradient).all())
+        if isinstance(bound, Truncate) and advantage < 0:
+            assert loss.item() == pytest.approx(100.0, rel=1e-3)  # -min(100 A, ...), not clipped as A < 0
+
+
+def test_token_advantages() -> None:
+    x = data()
+    rows = x["advantage"].unsqueeze(1).expand_as(x["mask"]).clone()
+    rows[~x["mask"]] = torch.nan
+    options: dict[str, Any] = {"weight": "token", "bound": FREE, "denominator": 3}
+    one, other = (token_clip_loss(**x | {"advantage": a}, **options) for a in (x["advantage"], rows))
+    assert torch.equal(one, other)
+    assert bool(torch.isfinite(torch.autograd.grad(other, x["logp"])[0]).all())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weight": "sequence"}, "weight is 'sequence', but must be one of token, sequence_product"),
+        ({"weight": "token", "ratio": "sequence_product"}, "ratio sequence_product does not go with weight token"),
+        ({"weight": "token", "denominator": 0}, "denominator is 0"),
+        ({"weight": "sequence_product", "advantage": torch.zeros(6, 9)}, r"must be \(B,\), one for each completion"),
+        ({"weight": "token", "advantage": torch.zeros(9)}, r"must be \(B,\) or \(B, T\)"),
+    ],
+)
+def test_refuses(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        token_clip_loss(**{**data(), "bound": FREE, "denominator": 1, **changes})
+
+
+@pytest.mark.parametrize("make", [lambda: Truncate(0), lambda: Mask(2, 1), lambda: Mask(-1, 1)])
+def test_bounds_that_make_no_sense(make: Any) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
+def test_a_bound_limits_the_weight_of_tokens_whose_policy_has_moved_back() -> None:
+    # prox - behav = .1 and theta - prox = -.1 at each of 100 tokens: theta/behav = 1, and prox/behav = e^10. Truncated
+    # at 100, a token's weight is 100 e^-.1 = 90.48; masked, the completion does not count
+    shape = (1, 100)
+    behav = torch.full(shape, -2.0)
+    prox, logp, mask = behav + 0.1, behav.clone(), torch.ones(shape)
+    arguments = (logp, prox, behav, torch.ones(1, 100), mask)
+    for bound, expected in ((Truncate(100.0), -100 * math.exp(-0.1)), (Mask(0.01, 100.0), 0.0)):
+        loss = token_clip_loss(
+            *arguments, weight="sequence_product", ratio="token", bound=bound, denominator=100.0, clip=math.inf
+        )
+        assert float(loss) == pytest.approx(expected, rel=1e-4)

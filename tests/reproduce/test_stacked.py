@@ -1,0 +1,272 @@
+"""A stack of R runs is R single runs: environments, weights, actions, minibatches, and every number to rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from anybatch.config.schema import AdvantageConfig, OptimizerConfig, PolicyConfig, RewardConfig, TrainConfig
+from anybatch.errors import CheckpointError, ConfigError, DivergenceError
+from anybatch.models.layers import normalized_linear
+from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
+from anybatch.presets import ppg_ewma, ppo_ewma
+from anybatch.proximal import EwmaProximal, sum_of_powers
+from anybatch.reproduce.stacked import launch, read_result, result_path, run_stacked, shape_key
+from anybatch.reproduce.stacked.launch import stacks
+from anybatch.reproduce.stacked.normalizers import (
+    StackedAdvantageNormalizer,
+    StackedRewardNormalizer,
+    moments_of_runs,
+)
+from anybatch.reproduce.stacked.optimizers import StackedAdam
+from anybatch.reproduce.stacked.proximal import StackedProximal
+from anybatch.runs.progress import read_progress
+from anybatch.training import train
+
+SMALL: dict[str, Any] = {
+    "num_envs": 4,
+    "rollout.steps": 16,
+    "optimizer.minibatches": 4,
+    "optimizer.policy_epochs": 1,
+    "optimizer.value_epochs": 1,
+    "total_env_steps": 5 * 4 * 16,
+    "step_size": 5e-3,
+    "env.threads": 1,
+    "model.encoder": "mlp",
+    "model.options": {"width": 32, "depth": 2},
+    "model.architecture": "dual",
+    "advantage.discount": 0.99,
+    "device": "cpu",
+    "log.tensorboard": False,
+    "log.noise_scale": False,
+}
+
+
+def small(env: str = "CartPole-v1", *, preset: Any = ppo_ewma, **changes: Any) -> TrainConfig:
+    config: TrainConfig = preset(f"envpool:{env}", **{**SMALL, **changes})
+    return config
+
+
+STALE = {"rollout.source.kind": "delayed", "rollout.source.delay": 2, "policy.allow_stale_coupled": True}
+SHORT = {"env.options": {"max_episode_steps": 9}, "model.architecture": "shared", "optimizer.schedule": "linear"}
+ONE = {"num_envs": 1, "total_env_steps": 96, "env.options": {"max_episode_steps": 20}, "objective": "kl"}
+PPG = {"preset": ppg_ewma, "aux.policy_iterations": 2, "aux.epochs": 2, "aux.minibatches": 4, "value_epochs": 2}
+STACKS = {
+    "kl, all proximal policies": [
+        small(objective="kl"),
+        small(objective="kl", step_size=2e-2, center_of_mass=2.0, span=4.0),
+        small(objective="kl", kl_coefficient=0.1, proximal="behavior", entropy_coefficient=0.0),
+        small(objective="kl", proximal="recent", adam_betas=(0.5, 0.9)),
+    ],
+    "published kl estimator": [
+        small(objective="kl", kl_estimator="half-squared"),
+        small(objective="kl", kl_estimator="half-squared", kl_coefficient=3.0),
+    ],
+    "clip, stale, three epochs": [
+        small("Catch-v0", **STALE, policy_epochs=3, value_epochs=3, proximal="recent"),
+        small("Catch-v0", **STALE, policy_epochs=3, value_epochs=3, proximal="behavior", clip=0.1),
+        small("Catch-v0", **STALE, policy_epochs=3, value_epochs=3, proximal="recent", importance="proximal"),
+    ],
+    "one environment, dictionary": [
+        small("MiniGrid-DoorKey-5x5-v0", **ONE),
+        small("MiniGrid-DoorKey-5x5-v0", **ONE, step_size=1e-3),
+    ],
+    "truncation, shared, linear": [small("Acrobot-v1", **SHORT), small("Acrobot-v1", **SHORT, step_size=1e-2)],
+    "truncation without bootstrap": [small("Acrobot-v1", **SHORT, bootstrap_truncated=False)] * 2,
+    "ppg": [
+        small(**PPG),
+        small(**PPG, proximal="recent", clone_coefficient=0.3),
+        small(**{**PPG, "aux.policy_iterations": 4, "aux.minibatches": 8, "aux.step_size": 1e-3}),
+    ],
+    "ppg detach": [small(**PPG, **{"model.architecture": "detach"})] * 2,
+}
+NOT_IN_STACKS = {"seconds", "env_steps_per_second", "policy_loss", "aux_gradient_steps"}
+
+
+@pytest.mark.procgen
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_is_single_runs(name: str, tmp_path: Path) -> None:
+    configs = STACKS[name]
+    seeds = [11 * i + 3 for i in range(len(configs))]
+    for i, result in enumerate(run_stacked(configs, seeds, rows=None, statistics=True)):
+        train(configs[i], tmp_path / str(i), seed=seeds[i], quiet=True)
+        single = read_progress(tmp_path / str(i) / "progress.csv")
+        missing = {c for c in single if c not in result.columns and not c.startswith("staleness")} - NOT_IN_STACKS
+        assert not missing
+        assert len(result.columns["iteration"]) == len(single["iteration"]) > 1
+        for column in single.keys() & result.columns.keys():
+            # an explained variance is a difference from 1, and large where targets hardly vary
+            tolerance = {"rtol": 1e-2, "atol": 1e-3} if column == "explained_variance" else {"rtol": 1e-4, "atol": 2e-6}
+            np.testing.assert_allclose(result.columns[column], single[column], err_msg=column, **tolerance)
+        assert (result.config, result.seed, result.diverged) == (configs[i], seeds[i], False)
+
+
+@pytest.mark.procgen
+def test_a_diverging_run_ends_alone(tmp_path: Path) -> None:
+    good, bad = small(), small(step_size=1e30)
+    alone, together = run_stacked([good], [1], rows=None)[0], run_stacked([bad, good], [2, 1], rows=None)
+    assert together[0].diverged and not together[1].diverged
+    for name, values in alone.columns.items():
+        np.testing.assert_allclose(together[1].columns[name], values, rtol=1e-4, atol=2e-6, err_msg=name)
+    with pytest.raises(DivergenceError):
+        train(bad, tmp_path / "run", seed=2, quiet=True)
+    single = read_progress(tmp_path / "run" / "progress.csv")
+    np.testing.assert_array_equal(together[0].columns.get("iteration", np.zeros(0)), single.get("iteration", []))
+
+
+@pytest.mark.procgen
+def test_rows_are_thinned_evenly_and_end_with_the_last() -> None:
+    config = small(total_env_steps=7 * 64)
+    every, some = run_stacked([config], [1], rows=None)[0].columns, run_stacked([config], [1], rows=3)[0].columns
+    assert some["iteration"].tolist() == [3, 6, 7]
+    for name, values in some.items():
+        np.testing.assert_array_equal(values, every[name][[2, 5, 6]], err_msg=name)
+    assert every["episode_return_sum"][-1] == pytest.approx(every["episodes"][-1] * every["mean_episode_return"][-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env.id": "gym:CartPole-v1"}, "env.id is gym:CartPole-v1"),
+        ({"optimizer.kind": "sgd"}, "optimizer.kind is sgd"),
+        ({"max_grad_norm": 1.0}, "max_grad_norm is 1.0"),
+        ({"model.architecture": "shared", "value_epochs": 2}, "architecture is shared"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"{words}.*use launcher single"):
+        run_stacked([small(**changes)], [0])
+
+
+@pytest.mark.procgen
+def test_networks_and_actions_that_cannot_be_stacked_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"continuous.*use launcher single"):
+        run_stacked([small("Pendulum-v1")], [0])
+    with pytest.raises(ConfigError, match=r"encoder is .*use launcher single"):
+        run_stacked([small("StarpilotHard-v0", **{"model.encoder": "auto", "model.options": {}})], [0])
+
+
+def test_shapes_and_stacks() -> None:
+    base = small()
+    same = [small(step_size=1.0, clip=0.1, center_of_mass=3.0, span=2.0, proximal="recent"), small(device="auto")]
+    assert {shape_key(config) for config in same} == {shape_key(base)}
+    other = [small(num_envs=8), small(objective="kl"), small(**STALE), small("Catch-v0"), small(discount=0.9)]
+    assert len({shape_key(config) for config in [base, *other]}) == 6
+    with pytest.raises(ConfigError, match="differ in more than numbers"):
+        run_stacked([base, other[0]], [0, 1])
+    runs = [(base, seed) for seed in range(5)] + [(other[0], 0)]
+    assert [len(stack) for stack in stacks(runs, most_runs=3)] == [3, 2, 1]
+    assert [len(stack) for stack in stacks(runs, most_samples=130)] == [2, 2, 1, 1]
+    assert sorted(id(run) for stack in stacks(runs, most_runs=3) for run in stack) == sorted(id(run) for run in runs)
+
+
+def test_averages_are_those_of_single_runs() -> None:
+    configs = [PolicyConfig(proximal="ewma", center_of_mass=com) for com in (0.0, 8.0, 500.0)]
+    layers = [normalized_linear(3, 2) for _ in configs]
+    single = [EwmaProximal(layer, config.center_of_mass) for layer, config in zip(layers, configs, strict=True)]
+
+    def rows() -> torch.Tensor:
+        return torch.stack([layer.weight.detach().flatten() for layer in layers])
+
+    weights = rows()
+    stacked = StackedProximal(configs, weights)
+    for step in range(40):
+        for layer, proximal in zip(layers, single, strict=True):
+            layer.weight.data += torch.randn_like(layer.weight)
+            proximal.after_gradient_step()
+        weights.copy_(rows())
+        stacked.after_gradient_step()
+        if step == 20:
+            stacked.reset(torch.tensor([1]))
+            single[1].reset()
+    expected = torch.stack([proximal.module.weight.flatten() for proximal in single])  # type: ignore[union-attr,operator]
+    torch.testing.assert_close(stacked.weights, expected)
+    beta = 500 / 501
+    assert float(stacked._terms[2]) == pytest.approx(sum_of_powers(beta, 41), rel=1e-12)
+
+
+def test_adam_takes_each_runs_numbers() -> None:
+    configs = [OptimizerConfig(step_size=s, adam_betas=b) for s, b in ((1.0, (0.9, 0.999)), (0.1, (0.5, 0.8)))]
+    configs = [configs[0], configs[0], configs[1]]
+    start, gradients = torch.randn(3, 5), torch.randn(4, 3, 5)
+    matrix = start.clone()
+    stacked = StackedAdam([matrix], configs)
+    for gradient in gradients:
+        stacked.step([gradient])
+    for run, config in enumerate(configs):
+        parameter = torch.nn.Parameter(start[run].clone())
+        single = torch.optim.Adam([parameter], lr=config.step_size, betas=config.adam_betas)
+        for gradient in gradients:
+            parameter.grad = gradient[run]
+            single.step()
+        torch.testing.assert_close(matrix[run], parameter.detach())
+
+
+def test_normalisers_are_those_of_single_runs() -> None:
+    spans = [1.0, 7.0]
+    stacked = StackedAdvantageNormalizer([AdvantageConfig(span=span) for span in spans])
+    rewards = StackedRewardNormalizer(2, 3, RewardConfig())
+    single = [(AdvantageNormalizer(span), RewardNormalizer(3)) for span in spans]
+    for _ in range(3):
+        data, first = torch.randn(2, 3, 5) * 4 + 1, torch.rand(2, 3, 5) < 0.3
+        stacked.update(*moments_of_runs(data))
+        advantage, reward = stacked(data), rewards(data, first)
+        for run, (of_advantages, of_rewards) in enumerate(single):
+            of_advantages.update(data[run].double().mean(), data[run].double().var(correction=0), 15)
+            torch.testing.assert_close(advantage[run], of_advantages(data[run]))
+            torch.testing.assert_close(reward[run], of_rewards(data[run], first[run]))
+
+
+@pytest.mark.procgen
+def test_launch_trains_what_is_missing(tmp_path: Path) -> None:
+    configs, seeds = [small(), small(), small(num_envs=8), small()], [1, 2, 1, 1]
+    seen: list[tuple[int, int]] = []
+    first = launch(configs[:2], seeds[:2], tmp_path, rows=2, on_done=lambda done, total: seen.append((done, total)))
+    assert seen == [(0, 2), (2, 2)]
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    seen.clear()
+    results = launch(configs, seeds, tmp_path, rows=2, on_done=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 3), (3, 3)]
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+    assert [(r.config, r.seed) for r in results] == list(zip(configs, seeds, strict=True))
+    assert results[0].columns.keys() == first[0].columns.keys() == results[3].columns.keys()
+    (direct,) = run_stacked(configs[:1], seeds[:1], rows=2)
+    for name, values in direct.columns.items():
+        np.testing.assert_allclose(results[0].columns[name], values, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.procgen
+def test_both_launchers_give_the_same_rows(tmp_path: Path) -> None:
+    configs, seeds = [small(), small(step_size=1e-3)], [1, 2]
+    stacked = launch(configs, seeds, tmp_path / "stacked", rows=2)
+    single = launch(configs, seeds, tmp_path / "single", rows=2, launcher="single")
+    for a, b in zip(stacked, single, strict=True):
+        for name in ("iteration", "env_steps", "episodes", "mean_episode_return", "advantage_std", "gradient_steps"):
+            np.testing.assert_allclose(a.columns[name], b.columns[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.procgen
+@pytest.mark.slow
+def test_launch_in_two_processes(tmp_path: Path) -> None:
+    configs = [small(), small(num_envs=8)]
+    assert [result.config for result in launch(configs, [1, 2], tmp_path, processes=2)] == configs
+
+
+def test_results_are_named_by_what_they_are(tmp_path: Path) -> None:
+    base = small()
+    assert result_path(tmp_path, base, 1) == result_path(tmp_path, replace(base, device="auto", micro_batch=1), 1)
+    assert len({result_path(tmp_path, c, s) for c, s in ((base, 1), (base, 2), (small(clip=0.1), 1))}) == 3
+    (tmp_path / "x.csv.gz").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match="is not the result of a run"):
+        read_result(tmp_path / "x.csv.gz")
+
+
+def test_finished_runs_are_found_by_later_versions() -> None:
+    """A field that changes nothing about a stacked run must not change its name: it would be trained again."""
+    config = ppo_ewma("envpool:Catch-v0", num_envs=4, total_env_steps=10_000)
+    assert result_path(Path("runs"), config, 3).name == "47fc69a6482fb750fb4f.csv.gz"

@@ -1,0 +1,65 @@
+"""`anybatch scale --for X` prints names that X takes: its output is run against the real libraries."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anybatch.config.schema import TrainConfig
+from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling.frameworks import translate
+from anybatch.scaling.scale import scale
+
+SMALL, _ = scale(ppo_ewma("gym:CartPole-v1", num_envs=16, steps=64), 8, adam_betas=True)
+# The fields of Args in CleanRL's ppo.py, from its repository (there is no package of it for current PyTorch).
+CLEANRL = {
+    *("exp-name", "seed", "torch-deterministic", "cuda", "track", "wandb-project-name", "wandb-entity"),
+    *("capture-video", "env-id", "total-timesteps", "learning-rate", "num-envs", "num-steps", "anneal-lr", "gamma"),
+    *("gae-lambda", "num-minibatches", "update-epochs", "norm-adv", "clip-coef", "clip-vloss", "ent-coef", "vf-coef"),
+    *("max-grad-norm", "target-kl"),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"), [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPO")]
+)
+def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
+    pytest.importorskip("stable_baselines3", reason="needs pip install 'anybatch[sb3]'")
+    names: dict[str, Any] = {"ENV_ID": "CartPole-v1", "POLICY": "MlpPolicy"}
+    exec(str(translate(config, "sb3")), names)
+    model, optimizer = names["model"], names["model"].policy.optimizer.param_groups[0]
+    assert type(model).__name__ == kind
+    assert (model.n_envs, model.n_steps) == (config.env.num_envs, config.rollout.steps)
+    assert model.n_envs * model.n_steps / model.batch_size == config.optimizer.minibatches
+    assert optimizer["lr"] == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    assert optimizer["betas"] == pytest.approx(config.optimizer.adam_betas, rel=1e-6)
+    assert optimizer["eps"] == config.optimizer.adam_eps
+    if kind == "PPOEWMA":
+        assert model.center_of_mass == pytest.approx(config.policy.center_of_mass)
+        assert model.advantage_span == pytest.approx(config.advantage.span)
+
+
+@pytest.mark.parametrize("config", [SMALL, ppg_ewma()])
+def test_trl(config: TrainConfig, tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl", reason="needs pip install 'anybatch[trl]'")
+    rest = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "gradient_accumulation_steps": 2}
+    rest |= {"per_device_train_batch_size": 8, "report_to": "none"}
+    names: dict[str, Any] = {"GRPOConfig": lambda **x: trl.GRPOConfig(**rest, **x), "GRADIENT_ACCUMULATION_STEPS": 2}
+    made = eval(str(translate(config, "trl")), names)
+    assert made.learning_rate == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    assert made.adam_beta1 == pytest.approx(config.optimizer.adam_betas[0], rel=1e-6)
+    assert made.steps_per_generation == 2 * config.optimizer.minibatches
+    assert made.num_iterations == config.optimizer.policy_epochs
+    if config.policy.objective == "kl":
+        assert made.ref_model_mixup_alpha == pytest.approx(1 / 9, rel=1e-5)
+
+
+@pytest.mark.parametrize("config", [SMALL, ppo(), ppg_ewma()])
+def test_cleanrl(config: TrainConfig) -> None:
+    command = str(translate(config, "cleanrl")).splitlines()[0]
+    flags = [word.removeprefix("--").removeprefix("no-") for word in shlex.split(command) if word.startswith("--")]
+    assert set(flags) <= CLEANRL
+    assert len(flags) == len(set(flags)) >= 14

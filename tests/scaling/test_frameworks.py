@@ -1,0 +1,117 @@
+"""Hyperparameters in other frameworks' names: values, and plain words where there is no counterpart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling.frameworks import FRAMEWORKS, translate
+from anybatch.scaling.scale import scale
+
+SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        ("sb3", ["n_envs=4", "n_steps=256", "batch_size=128", "learning_rate=6.25e-05", "betas=(0.9983551"]),
+        ("cleanrl", ["--num-envs 4", "--num-minibatches 8", "--vf-coef 1.0", "--learning-rate 6.25e-05"]),
+        ("rllib", ["train_batch_size_per_learner=1024", "minibatch_size=128", "lr=6.25e-05", "use_kl_loss=False"]),
+        ("trl", ["learning_rate=6.25e-05", "adam_beta1=0.9983551", "num_iterations=1", "epsilon=0.2"]),
+    ],
+)
+def test_values(framework: str, words: list[str]) -> None:
+    text = str(translate(SMALL, framework))
+    for word in words:
+        assert word in text
+    assert "center_of_mass" in text  # has no counterpart, and that is said
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_is_missing_is_said_in_comments(framework: str) -> None:
+    translation = translate(ppg_ewma(), framework)
+    assert len(translation.missing) >= 3
+    comments = [line for line in str(translation).splitlines() if line.startswith("#")]
+    assert len(comments) == len(translation.missing)
+    assert any("auxiliary phase" in line for line in comments)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_arguments_are_plain_data(framework: str) -> None:
+    for config in (SMALL, ppg_ewma(), ppo(schedule="linear")):
+        arguments = translate(config, framework).arguments
+        assert json.loads(json.dumps(arguments)) == arguments
+
+
+def test_batches_are_those_of_each_framework() -> None:
+    # 4 environments x 256 steps = 1,024 samples an iteration; 8 minibatches of 128
+    sb3, cleanrl, rllib, trl = (translate(SMALL, name).arguments for name in ("sb3", "cleanrl", "rllib", "trl"))
+    assert sb3["n_envs"] * sb3["n_steps"] == 8 * sb3["batch_size"] == 1024  # type: ignore[operator]
+    assert cleanrl["num-envs"] * cleanrl["num-steps"] // cleanrl["num-minibatches"] == 128  # type: ignore[operator]
+    runners = rllib["num_env_runners"] * rllib["num_envs_per_env_runner"]  # type: ignore[operator]
+    assert runners * rllib["rollout_fragment_length"] == rllib["train_batch_size_per_learner"] == 1024
+    assert rllib["minibatch_size"] == 128
+    assert trl["steps_per_generation"] == "8 * GRADIENT_ACCUMULATION_STEPS"
+
+
+def test_value_coefficients_mean_the_same() -> None:
+    # ours: 0.5 mean((v - target)^2); CleanRL's ppo.py halves the squared error itself, the others do not
+    found = [translate(SMALL, name).arguments for name in ("sb3", "cleanrl", "rllib")]
+    assert [found[0]["vf_coef"], found[1]["vf-coef"], found[2]["vf_loss_coeff"]] == [0.5, 1.0, 0.5]
+
+
+def test_sgd_is_not_sold_as_adam() -> None:
+    config = ppo(optimizer_kind="sgd", sgd_momentum=0.9)
+    kind = translate(config, "sb3").arguments["policy_kwargs"]
+    assert kind == {"optimizer_class": "torch.optim.SGD", "optimizer_kwargs": {"momentum": 0.9}}
+    assert translate(config, "trl").arguments["optim"] == "sgd"
+    for framework in ("cleanrl", "rllib", "trl"):
+        text = str(translate(config, framework))
+        assert "momentum 0.9" in text
+        assert "betas" not in text and "adam" not in text
+
+
+def test_schedules() -> None:
+    config = ppo(schedule="linear", total_env_steps=1000, step_size=0.25)
+    assert "learning_rate=lambda left: left * 0.25," in str(translate(config, "sb3"))
+    assert "--anneal-lr" in str(translate(config, "cleanrl"))
+    assert translate(config, "rllib").arguments["lr"] == [[0, 0.25], [1000, 0.0]]
+    assert translate(config, "trl").arguments["lr_scheduler_type"] == "linear"
+
+
+@pytest.mark.parametrize(
+    ("changes", "framework", "words"),
+    [
+        ({"value_epochs": 9}, "sb3", "optimizer.value_epochs 9"),
+        ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "cleanrl", "rollout.source delayed"),
+        ({"advantage.normalize": False}, "rllib", "advantage.normalize false"),
+        ({"objective": "kl"}, "sb3", "clip_range limits the policy instead"),
+        ({"objective": "kl"}, "rllib", "kl_target"),
+        ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
+        ({}, "trl", "policy.entropy_coefficient 0.01"),
+        ({}, "rllib", "one learner"),
+    ],
+)
+def test_what_has_no_counterpart(changes: dict[str, Any], framework: str, words: str) -> None:
+    assert any(words in sentence for sentence in translate(ppo(**changes), framework).missing)
+
+
+def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:
+    assert "kl_target" not in str(translate(ppo(), "rllib"))
+    assert "kl_coefficient" not in str(translate(ppo(), "sb3"))
+
+
+@pytest.mark.parametrize("framework", ["sb3", "rllib", "trl"])
+def test_python_is_python(framework: str) -> None:
+    compile(str(translate(SMALL, framework)), framework, "exec")
+    compile(str(translate(ppg_ewma(), framework)), framework, "exec")
+
+
+def test_trl_s_reference_model_stands_in_for_the_ewma() -> None:
+    text = str(translate(ppg_ewma(), "trl"))
+    assert "sync_ref_model=True" in text
+    assert "ref_model_mixup_alpha=0.111111" in text  # 1 - 8/9
+    assert "sync_ref_model" not in str(translate(ppo(), "trl"))

@@ -1,0 +1,396 @@
+"""The scaling rules: exact values, the two factors apart, ablations, values set by hand, and validity."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from anybatch import scaling
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import validate
+from anybatch.errors import ConfigError
+from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling.changes import YOURS, Change
+from anybatch.scaling.conditions import gae_horizon, gae_share_cut, validity
+from anybatch.scaling.rules import proximal_age
+
+
+def after(changes: list[Change]) -> dict[str, Any]:
+    return {change.field: change.after for change in changes}
+
+
+def aux_samples(config: TrainConfig) -> float:
+    return config.iteration_batch * config.aux.policy_iterations / config.aux.minibatches_per_epoch / config.workers
+
+
+# ---------------------------------------------------------------- scale
+
+
+def test_the_smallest_batch_of_the_paper() -> None:
+    config, changes = scaling.scale(ppg_ewma(), 256, adam_betas=True)
+    assert config.env.num_envs == 1
+    assert config.workers == 1
+    assert config.optimizer.step_size == pytest.approx(3.125e-5, rel=1e-12)
+    assert config.optimizer.adam_betas == pytest.approx((0.9995885, 0.9999961), abs=5e-8)
+    assert config.policy.center_of_mass == 2048
+    assert config.advantage.span == 256
+    assert config.aux.policy_iterations == 8192
+    assert config.aux.minibatches_per_epoch == 2048
+    assert config.aux.step_size == pytest.approx(2.5e-4)
+    assert config.optimization_batch == 32
+    assert {change.field for change in changes} == {
+        *scaling.FIELDS[:1],
+        *scaling.FIELDS[3:],
+    }  # all but T and the number of minibatches
+    validate(config)
+
+
+@pytest.mark.parametrize(
+    ("c", "workers", "aux_minibatches", "aux_step_size"),
+    [
+        (1, 4, 512, 5e-4),
+        (2, 2, 1024, 5e-4 / 2**0.5),
+        (4, 1, 2048, 2.5e-4),
+        (16, 1, 2048, 2.5e-4),
+        (256, 1, 2048, 2.5e-4),
+    ],
+)
+def test_workers_go_first_and_the_auxiliary_phase_follows_them_alone(
+    c: int, workers: int, aux_minibatches: int, aux_step_size: float
+) -> None:
+    config, _ = scaling.scale(ppg_ewma(), c)
+    assert config.workers == workers
+    assert config.aux.minibatches_per_epoch == aux_minibatches
+    assert config.aux.step_size == pytest.approx(aux_step_size)
+    assert aux_samples(config) == 1024  # per worker and gradient step
+    assert config.iteration_batch * config.aux.policy_iterations == 32 * 65536
+    validate(config)
+
+
+def test_what_does_not_change() -> None:
+    before = ppg_ewma()
+    config, changes = scaling.scale(before, 16)
+    restored = override(config, {change.field: change.before for change in changes})
+    assert restored == override(before, {"aux.minibatches": 512})
+    assert config.optimizer.adam_betas == before.optimizer.adam_betas  # "omitted in most of our experiments"
+
+
+def test_no_change_gives_an_empty_list() -> None:
+    assert scaling.scale(ppg_ewma(), 1) == (ppg_ewma(), [])
+    assert scaling.rescale(ppg_ewma()) == (ppg_ewma(), [])
+    assert scaling.rescale(ppg_ewma(), num_envs=256) == (ppg_ewma(), [])
+
+
+def test_rules_without_a_subject_are_left_out() -> None:
+    assert set(after(scaling.scale(ppo(), 4)[1])) == {
+        "env.num_envs",
+        "workers",
+        "optimizer.step_size",
+        "advantage.span",
+    }
+    config = ppo_ewma(**{"advantage.normalize": False})
+    assert "advantage.span" not in after(scaling.scale(config, 4)[1])
+    assert "policy.center_of_mass" in after(scaling.scale(config, 4)[1])
+    assert "policy.center_of_mass" not in after(scaling.scale(ppg(), 4)[1])
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ({}, (5e-4 / 4, 128, 16, 512, (0.9, 0.999))),
+        ({"adam_step": "linear"}, (5e-4 / 16, 128, 16, 512, (0.9, 0.999))),
+        ({"adam_step": "none"}, (5e-4, 128, 16, 512, (0.9, 0.999))),
+        ({"adam_betas": True}, (5e-4 / 4, 128, 16, 512, (0.9 ** (1 / 16), 0.999 ** (1 / 16)))),
+        ({"adam_betas": "beta2"}, (5e-4 / 4, 128, 16, 512, (0.9, 0.999 ** (1 / 16)))),
+        ({"ewma": False}, (5e-4 / 4, 8, 16, 512, (0.9, 0.999))),
+        ({"advantage_norm": False}, (5e-4 / 4, 128, 1, 512, (0.9, 0.999))),
+        ({"policy_iterations": False}, (5e-4 / 4, 128, 16, 32, (0.9, 0.999))),
+    ],
+)
+def test_ablations_are_arguments(rules: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    config, _ = scaling.scale(ppg_ewma(), 16, **rules)
+    assert config.optimizer.step_size == pytest.approx(expected[0])
+    assert config.policy.center_of_mass == expected[1]
+    assert config.advantage.span == expected[2]
+    assert config.aux.policy_iterations == expected[3]
+    assert config.optimizer.adam_betas == pytest.approx(expected[4])
+    assert aux_samples(config) == 1024
+
+
+def test_auxiliary_minibatches_follow_n_pi_unless_a_rule_says_how_many() -> None:
+    assert ppg_ewma(policy_iterations=4).aux.minibatches_per_epoch == 64
+    assert ppg_ewma(policy_iterations=4, aux_minibatches=7).aux.minibatches_per_epoch == 7
+    # 4 times fewer samples an iteration and as many workers: N_pi x 4, but the minibatches stay as they are
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=64, minibatches=2, workers=4)
+    assert "aux.minibatches" not in after(changes)
+    assert (config.aux.policy_iterations, config.aux.minibatches_per_epoch) == (128, 512)
+    by_hand: dict[str, Any] = {"aux.policy_iterations": 32}
+    config, _ = scaling.rescale(ppg_ewma(), num_envs=64, workers=4, yours=by_hand)
+    assert aux_samples(config) == 1024
+
+
+def test_the_auxiliary_rule_can_be_switched_off() -> None:
+    config, changes = scaling.scale(ppg_ewma(), 16, auxiliary=False)
+    assert (config.aux.minibatches, config.aux.step_size) == (512, 5e-4)
+    assert set(after(scaling.scale(ppg_ewma(), 16)[1])) - set(after(changes)) == {"aux.minibatches", "aux.step_size"}
+    validate(config)
+
+
+def test_without_the_rule_for_phases_the_auxiliary_minibatches_shrink_with_the_phase() -> None:
+    config, _ = scaling.scale(ppg_ewma(), 256, policy_iterations=False)
+    assert config.aux.policy_iterations == 32
+    assert config.aux.minibatches_per_epoch == 8  # 8,192 samples in pieces of 1,024
+
+
+@pytest.mark.parametrize(("step", "divisor"), [("sqrt", 16), ("linear", 16), ("none", 1)])
+def test_sgd_is_linear(step: Any, divisor: float) -> None:
+    config, _ = scaling.scale(
+        ppo_ewma(optimizer_kind="sgd", **{"optimizer.step_size": 0.1}), 16, adam_step=step, adam_betas=True
+    )
+    assert config.optimizer.step_size == pytest.approx(0.1 / divisor)
+    assert config.optimizer.adam_betas == (0.9, 0.999)
+
+
+def test_enlarging() -> None:
+    config, _ = scaling.scale(ppg_ewma(), 1 / 4)
+    assert config.env.num_envs == 1024
+    assert config.workers == 16
+    assert config.optimizer.step_size == pytest.approx(1e-3)
+    assert config.policy.center_of_mass == 2
+    assert config.aux.policy_iterations == 8
+    assert config.advantage.span == 1  # 0.25 does not exist
+    (finding,) = validity(config, ppg_ewma())
+    assert finding.check == "advantage_samples"
+    assert "262,144 samples instead of 65,536" in str(finding)
+
+
+def test_one_worker_stays_one_worker() -> None:
+    assert scaling.scale(ppg_ewma(workers=1), 1 / 4)[0].workers == 1
+    assert scaling.scale(ppg_ewma(workers=1), 1 / 4, workers=8)[0].workers == 8
+
+
+@pytest.mark.parametrize(
+    ("c", "words"),
+    [
+        (0, ["divide_batch_by is 0", "above 0"]),
+        (-2, ["divide_batch_by is -2"]),
+        (math.nan, ["divide_batch_by is nan"]),
+        (math.inf, ["divide_batch_by is inf"]),
+        (3, ["85.3333", "rescale with num_envs 85"]),
+        (512, ["256 environments", "rollout_steps"]),
+        (1 / 128, ["aux.policy_iterations", "at least 1", "2,097,152 samples"]),
+    ],
+)
+def test_impossible_batches_are_refused_with_advice(c: float, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        scaling.scale(ppg_ewma(), c)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+# ---------------------------------------------------------------- rescale
+
+
+def test_environments_alone_are_what_scale_does() -> None:
+    assert scaling.rescale(ppg_ewma(), num_envs=16) == scaling.scale(ppg_ewma(), 16)
+
+
+def test_minibatches_alone_change_the_optimisation_batch_alone() -> None:
+    config, changes = scaling.rescale(ppg_ewma(), minibatches=32)
+    assert after(changes) == {
+        "optimizer.minibatches": 32,
+        "optimizer.step_size": pytest.approx(2.5e-4),
+        "policy.center_of_mass": 32,
+    }
+    assert proximal_age(config) == proximal_age(ppg_ewma()) == 65536
+
+
+def test_environments_and_minibatches_together_change_the_iteration_batch_alone() -> None:
+    _, changes = scaling.rescale(ppg_ewma(), num_envs=64, minibatches=2, workers=4)
+    assert after(changes) == {
+        "env.num_envs": 64,
+        "optimizer.minibatches": 2,
+        "advantage.span": 4,
+        "aux.policy_iterations": 128,
+    }
+
+
+def test_rollout_steps_change_both() -> None:
+    config, changes = scaling.rescale(ppg_ewma(), rollout_steps=64)
+    assert after(changes) == {
+        "rollout.steps": 64,
+        "optimizer.step_size": pytest.approx(2.5e-4),
+        "policy.center_of_mass": 32,
+        "advantage.span": 4,
+        "aux.policy_iterations": 128,
+    }
+    (finding,) = validity(config, ppg_ewma())
+    assert finding.check == "bootstrapping"
+
+
+def test_longer_rollouts_make_up_for_fewer_environments() -> None:
+    _, changes = scaling.rescale(ppg_ewma(), num_envs=64, rollout_steps=1024, workers=4)
+    assert after(changes) == {"env.num_envs": 64, "rollout.steps": 1024}
+
+
+def test_workers_alone_change_the_auxiliary_phase_alone() -> None:
+    config, changes = scaling.rescale(ppg_ewma(), workers=1)
+    assert after(changes) == {"workers": 1, "aux.minibatches": 2048, "aux.step_size": pytest.approx(2.5e-4)}
+    assert aux_samples(config) == 1024
+
+
+def test_fixed_minibatch_keeps_the_inner_loop() -> None:
+    config, changes = scaling.rescale(ppo_ewma(), num_envs=1024, rule="fixed-minibatch")
+    assert after(changes) == {"env.num_envs": 1024, "workers": 16, "optimizer.minibatches": 32}
+    assert config.optimization_batch == 8192
+    assert proximal_age(config) == proximal_age(ppo_ewma())
+    fewer, changes = scaling.rescale(ppo_ewma(), num_envs=64, rule="fixed-minibatch")
+    assert fewer.optimizer.minibatches == 2
+    assert fewer.optimizer.step_size == 5e-4
+    assert fewer.advantage.span == 4
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"num_envs": 0}, ["env.num_envs is 0", "at least 1"]),
+        ({"rollout_steps": -1}, ["rollout.steps is -1"]),
+        ({"minibatches": 0}, ["optimizer.minibatches is 0"]),
+        ({"workers": 0}, ["workers is 0"]),
+        ({"num_envs": 1, "rollout_steps": 4}, ["cannot share out 1 environments of 4 steps"]),  # half a sample each
+        ({"num_envs": 80, "rule": "fixed-minibatch"}, ["fixed-minibatch keeps 8192 samples", "2.5"]),
+        ({"num_envs": 64, "minibatches": 4, "rule": "fixed-minibatch"}, ["leave minibatches out"]),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(numbers: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        scaling.rescale(ppg_ewma(), **numbers)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("num_envs", [100, 85, 7, 48, 131, 192, 1000])
+def test_odd_numbers_of_environments_give_a_valid_configuration_near_the_rule(num_envs: int) -> None:
+    before = ppg_ewma()
+    config, changes = scaling.rescale(before, num_envs=num_envs)
+    validate(config)
+    c = 256 / num_envs
+    assert config.aux.policy_iterations == round(32 * c)
+    assert aux_samples(config) == pytest.approx(1024, rel=0.25)
+    assert num_envs % config.workers == 0
+    (why,) = [change.why for change in changes if change.field == "aux.policy_iterations"]
+    assert ("the nearest" in why) == (not (32 * c).is_integer())
+
+
+def test_values_set_by_hand_win_and_are_shown() -> None:
+    yours: dict[str, Any] = {"optimizer.step_size": 1e-3, "aux.policy_iterations": 64}
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, yours=yours)
+    assert config.optimizer.step_size == 1e-3
+    assert config.aux.policy_iterations == 64
+    assert config.policy.center_of_mass == 128
+    assert aux_samples(config) == 1024  # of the phase that will be run
+    by_name = {change.field: change for change in changes}
+    assert by_name["optimizer.step_size"].rule == YOURS
+    assert "the rule gives 0.000125" in by_name["optimizer.step_size"].why
+    assert by_name["policy.center_of_mass"].rule == "x 16"
+
+
+def test_a_value_set_by_hand_where_no_rule_speaks_is_shown_too() -> None:
+    yours = {"optimizer.adam_betas": (0.5, 0.9)}
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, yours=yours)
+    assert config.optimizer.adam_betas == (0.5, 0.9)
+    assert changes[-1].rule == YOURS
+
+
+def test_table() -> None:
+    _, changes = scaling.scale(ppg_ewma(), 256, adam_betas=True)
+    lines = scaling.table(changes).splitlines()
+    assert lines[0].split() == ["field", "before", "after", "rule", "why"]
+    assert len(lines) == 1 + len(changes)
+    start = lines[0].index("rule")
+    assert all(line[start - 2 : start] == "  " and line[start] != " " for line in lines)
+    assert "0.9995885, 0.9999961" in scaling.table(changes)
+    assert "3.125e-05" in scaling.table(changes)
+    assert "65,536 environment steps" in scaling.table(changes)
+    assert "nothing changes" in scaling.table([])
+
+
+def test_changes_are_plain_data() -> None:
+    _, (change, *_) = scaling.scale(ppg_ewma(), 4)
+    assert dataclasses.asdict(change)["field"] == "env.num_envs"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        change.after = 3  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- validity
+
+
+def checks(config: TrainConfig, reference: TrainConfig | None = None) -> list[str]:
+    return [finding.check for finding in validity(config, reference)]
+
+
+def test_the_paper_s_own_experiment_is_valid() -> None:
+    for c in (1, 4, 16, 64, 256):
+        assert checks(scaling.scale(ppg_ewma(), c)[0], ppg_ewma()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"policy_epochs": 3}, "policy_epochs"),
+        ({"policy.proximal": "behavior"}, "proximal"),
+        ({"center_of_mass": 0.25}, "center_of_mass"),
+        ({"max_grad_norm": 0.5}, "max_grad_norm"),
+        ({"adam_eps": 1e-5}, "adam_eps"),
+        ({"rollout.steps": 16}, "gae_horizon"),
+        ({"minibatches": 100_000}, "minibatch"),
+        ({"span": 0.5}, "advantage_span"),
+        ({"policy_iterations": 0}, "policy_iterations"),
+        ({"total_env_steps": 1_000_000}, "phase"),
+        ({"total_env_steps": 600_000, "policy_iterations": 1}, "proximal_age"),
+    ],
+)
+def test_each_condition(changes: dict[str, Any], check: str) -> None:
+    findings = validity(ppg_ewma(**changes))
+    (finding,) = [x for x in findings if x.check == check]
+    assert finding.change
+    assert "\n" not in str(finding)
+    assert finding.severity == ("error" if check in ("minibatch", "advantage_span", "policy_iterations") else "warning")
+
+
+def test_errors_come_first() -> None:
+    severities = [x.severity for x in validity(ppg_ewma(policy_epochs=3, span=0.5, max_grad_norm=1.0))]
+    assert severities == ["error", "warning", "warning"]
+
+
+def test_rounded_phases_are_reported() -> None:
+    config, _ = scaling.rescale(ppg_ewma(), num_envs=6000)
+    assert config.aux.policy_iterations == 1  # the rule gives 1.37
+    assert "phase_batch" in checks(config, ppg_ewma())
+    assert "phase_batch" not in checks(scaling.rescale(ppg_ewma(), num_envs=100)[0], ppg_ewma())  # 82 for 81.92
+
+
+def test_larger_iterations_of_stale_data_are_reported() -> None:
+    source = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
+    config = ppg_ewma(**source)
+    larger, _ = scaling.scale(config, 1 / 2)
+    (finding,) = [x for x in validity(larger, config) if x.check == "staleness"]
+    assert "393,216 environment steps ago instead of 196,608" in finding.seen  # 3 x 2 x 65,536
+    assert "staleness" not in checks(scaling.scale(config, 2)[0], config)
+    assert "staleness" not in checks(scaling.rescale(config, minibatches=32)[0], config)
+    assert "staleness" not in checks(scaling.scale(ppg_ewma(), 1 / 2)[0], ppg_ewma())
+
+
+def test_gae_horizon() -> None:
+    config = ppg_ewma()
+    assert gae_horizon(config) == pytest.approx(1 / (1 - 0.999 * 0.95))
+    decay = 0.999 * 0.95
+    direct = sum(decay**t for t in range(1, 257)) / 256
+    assert gae_share_cut(config) == pytest.approx(direct)
+    assert gae_horizon(override(config, {"discount": 1.0, "gae_lambda": 1.0})) == math.inf
+    assert gae_share_cut(override(config, {"discount": 1.0, "gae_lambda": 1.0})) == 1

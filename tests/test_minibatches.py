@@ -1,0 +1,136 @@
+"""Dealing samples out to minibatches: each exactly once, whole trajectories, or equal pieces of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from anybatch.config.chunks import time_chunks
+from anybatch.errors import ConfigError
+from anybatch.minibatches import Batch, Minibatch, shuffled
+
+
+def numbered(num_envs: int, steps: int, *, as_dict: bool = False) -> Batch:
+    """Sample (n, t) carries the number n * steps + t in every tensor."""
+    number = torch.arange(num_envs * steps).view(num_envs, steps)
+    vector = torch.stack([number, -number], dim=-1).float()
+    return Batch(
+        observation={"a": vector, "b": number.to(torch.int32)} if as_dict else vector,
+        action=number,
+        behavior_logp=number + 0.25,
+        behavior_params=torch.stack([number] * 3, dim=-1).float(),
+        advantage=number.float(),
+        value_target=number + 0.75,
+    )
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def check_rows_belong_together(minibatch: Minibatch) -> None:
+    number = minibatch.action
+    assert torch.equal(minibatch.behavior_logp, number + 0.25)
+    assert torch.equal(minibatch.behavior_params, torch.stack([number] * 3, dim=-1).float())
+    assert torch.equal(minibatch.advantage, number.float())
+    assert torch.equal(minibatch.value_target, number + 0.75)
+    if isinstance(minibatch.observation, dict):
+        assert torch.equal(minibatch.observation["a"], torch.stack([number, -number], dim=-1).float())
+        assert torch.equal(minibatch.observation["b"], number.to(torch.int32))
+    else:
+        assert torch.equal(minibatch.observation, torch.stack([number, -number], dim=-1).float())
+
+
+def deal(batch: Batch, minibatches: int, seed: int = 0) -> list[Tensor]:
+    dealt = list(shuffled(batch, minibatches, generator(seed)))
+    for minibatch in dealt:
+        check_rows_belong_together(minibatch)
+    return [minibatch.action for minibatch in dealt]
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_whole_trajectories_stay_together(as_dict: bool) -> None:
+    dealt = deal(numbered(8, 5, as_dict=as_dict), 4)
+    assert [len(x) for x in dealt] == [10] * 4
+    assert sorted(torch.cat(dealt).tolist()) == list(range(40))
+    for numbers in dealt:
+        for trajectory in numbers.view(2, 5):
+            start = int(trajectory[0])
+            assert start % 5 == 0
+            assert trajectory.tolist() == list(range(start, start + 5))
+
+
+def test_one_environment_is_cut_into_8_chunks_of_32() -> None:
+    assert time_chunks(1, 256, 8) == 8
+    dealt = deal(numbered(1, 256), 8)
+    assert len(dealt) == 8
+    for numbers in dealt:
+        start = int(numbers[0])
+        assert start % 32 == 0
+        assert numbers.tolist() == list(range(start, start + 32))
+    assert sorted(int(x[0]) for x in dealt) == list(range(0, 256, 32))
+
+
+def test_9_environments_with_4_minibatches_use_every_sample_once() -> None:
+    # gcd(9, 4) = 1: each trajectory is cut into 4 pieces, 36 pieces, 9 for each minibatch
+    assert time_chunks(9, 8, 4) == 4
+    dealt = deal(numbered(9, 8), 4)
+    assert [len(x) for x in dealt] == [18] * 4  # 9 pieces of 2 steps
+    assert sorted(torch.cat(dealt).tolist()) == list(range(72))
+    for numbers in dealt:
+        assert (numbers.view(9, 2)[:, 1] == numbers.view(9, 2)[:, 0] + 1).all()
+
+
+def test_the_fewest_pieces_are_used() -> None:
+    # 6 environments, 4 minibatches: gcd 2, so 2 pieces each; 64 and 8 divide: whole trajectories
+    assert time_chunks(6, 8, 4) == 2
+    assert time_chunks(64, 7, 8) == 1
+    assert time_chunks(1, 1, 1) == 1
+
+
+def test_9_environments_with_4_minibatches_of_uneven_time_are_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        list(shuffled(numbered(9, 10), 4, generator()))
+    sentence = str(refused.value)
+    for part in ("optimizer.minibatches 4", "9 environments", "10 steps", "multiple of 4"):
+        assert part in sentence
+    assert "\n" not in sentence
+
+
+def test_more_minibatches_than_samples_are_refused() -> None:
+    with pytest.raises(ConfigError, match="minibatches 8"):
+        time_chunks(1, 4, 8)
+
+
+def test_the_order_depends_on_the_generator_alone() -> None:
+    batch = numbered(16, 4)
+    first = torch.cat(deal(batch, 4, seed=1))
+    torch.manual_seed(123)
+    assert torch.equal(torch.cat(deal(batch, 4, seed=1)), first)
+    assert not torch.equal(torch.cat(deal(batch, 4, seed=2)), first)
+    source = generator(1)
+    epochs = [torch.cat([m.action for m in shuffled(batch, 4, source)]) for _ in range(2)]
+    assert torch.equal(epochs[0], first)
+    assert not torch.equal(epochs[0], epochs[1])  # a new order every epoch
+    other = numbered(16, 4)
+    noise = torch.randn(16, 4)
+    changed = Batch(**{**vars(other), "advantage": noise})
+    assert torch.equal(torch.cat([m.action for m in shuffled(changed, 4, generator(1))]), first)
+
+
+def test_every_trajectory_can_land_in_every_minibatch() -> None:
+    seen = {(int(n) // 2, m) for seed in range(40) for m, x in enumerate(deal(numbered(4, 2), 2, seed)) for n in x}
+    assert seen == {(env, m) for env in range(4) for m in range(2)}
+
+
+def test_pieces_by_hand() -> None:
+    (whole,) = shuffled(numbered(2, 5, as_dict=True), 1, generator())
+    pieces = list(whole.pieces(4))
+    assert [len(piece) for piece in pieces] == [3, 4, 3]  # 10/4 -> 3 pieces, edges 0, 3.33, 6.67, 10
+    for piece in pieces:
+        check_rows_belong_together(piece)
+    assert torch.equal(torch.cat([piece.action for piece in pieces]), whole.action)
+    assert list(whole.pieces(10)) == [whole]
+    assert list(whole.pieces(1000)) == [whole]
+    assert [len(piece) for piece in whole.pieces(1)] == [1] * 10
