@@ -7,13 +7,13 @@ import importlib.util
 import pytest
 
 from anybatch.cli.main import main
-from anybatch.envs import catalog, envpool, procgen
+from anybatch.envs import envpool, installed, procgen
 from anybatch.envs.installed import EnvGroup
 from anybatch.errors import EnvError
 
 
 def groups() -> dict[tuple[str, str], EnvGroup]:
-    return {(group.prefix, group.name): group for group in catalog.catalog()}
+    return {(group.prefix, group.name): group for group in installed.catalog()}
 
 
 def test_gymnasium_families_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from anybatch.config.schema import ModelConfig
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.errors import ConfigError, DivergenceError, EnvError
-from anybatch.models import array_policy
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.encoder import in_numpy, is_recordable
 from anybatch.models.layers import ArrayFunction
@@ -24,6 +23,7 @@ from anybatch.models.mlp import MlpEncoder
 from anybatch.observations import leaves, map_observation
 from anybatch.presets import ppo_ewma
 from anybatch.runs.build import build
+from anybatch.sampling import numpy_policy
 from anybatch.sampling.acting import acting
 from anybatch.sampling.numpy_policy import ArrayPolicy
 from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
@@ -120,7 +120,7 @@ def test_whole_rollouts(architecture: str, tmp_path: Path, monkeypatch: pytest.M
         return [parts.source.next(0) for _ in range(2)]  # the second begins in the middle of an episode and truncates
 
     with_numpy = rollouts()
-    monkeypatch.setattr(array_policy, "_MOST_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(numpy_policy, "_MOST_MULTIPLICATIONS", 0)
     for mine, theirs in zip(with_numpy, rollouts(), strict=True):
         for name, tensor in mine.state_dict().items():
             if isinstance(tensor, Tensor):

@@ -1,1 +1,7 @@
 """The command ``anybatch``."""
+
+from __future__ import annotations
+
+from anybatch.cli.main import main
+
+__all__ = ["main"]
