@@ -33,7 +33,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
 from anybatch.reproduce.tables import markdown
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.system.atomic_files import write_text
 from anybatch.system.memory import keep_freed_memory
 from anybatch.training import estimate_advantages
@@ -62,7 +62,7 @@ def configure(arguments: argparse.Namespace, source: dict[str, Any]) -> TrainCon
     return override(config, changes)
 
 
-def learn(parts: Parts, config: TrainConfig, iteration: int) -> tuple[float, float]:
+def learn(parts: Components, config: TrainConfig, iteration: int) -> tuple[float, float]:
     """One iteration as the training loop does it; seconds of waiting for the rollout, and of learning from it."""
     start = time.perf_counter()
     rollout = parts.source.next(iteration)

@@ -165,7 +165,9 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
         if extra and len(marks) == 1 + spec.warm_up + spec.iterations:
             watch.synchronize = synchronize
 
-    originals = {name: getattr(training, name) for name in ("build", "policy_phase", "_auxiliary_phase", "_loop")}
+    originals = {
+        name: getattr(training, name) for name in ("build", "policy_phase", "_auxiliary_phase", "training_loop")
+    }
     end_iteration = Run.end_iteration
 
     def build(*arguments: Any, **keywords: Any) -> Any:
@@ -179,7 +181,7 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
 
     def loop(*arguments: Any) -> None:
         mark()
-        originals["_loop"](*arguments)
+        originals["training_loop"](*arguments)
 
     def end(self: Run, *arguments: Any) -> None:
         end_iteration(self, *arguments)
@@ -187,7 +189,7 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
 
     watch.wrap(training, "policy_phase", "optimisation")
     watch.wrap(training, "_auxiliary_phase", "auxiliary")
-    training.build, training._loop, Run.end_iteration = build, loop, end
+    training.build, training.training_loop, Run.end_iteration = build, loop, end
     try:
         training.train(config, out, seed=1, quiet=True)
     finally:

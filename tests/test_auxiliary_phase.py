@@ -28,7 +28,7 @@ from anybatch.objectives import auxiliary_loss
 from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppg, ppg_ewma
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.runs.run import Run
 from anybatch.training import estimate_advantages, train
 
@@ -58,7 +58,7 @@ def small(preset: Callable[..., TrainConfig] = ppg_ewma, **changes: Any) -> Trai
     return validate(override(config, changes))
 
 
-def iterate(parts: Parts) -> Batch:
+def iterate(parts: Components) -> Batch:
     """One iteration as the training loop does it."""
     config = parts.learner.config
     rollout = parts.source.next(0)
@@ -70,11 +70,11 @@ def iterate(parts: Parts) -> Batch:
 
 
 @pytest.fixture
-def make_due() -> Iterator[Callable[..., tuple[Parts, AuxiliaryPhase, list[Batch]]]]:
+def make_due() -> Iterator[Callable[..., tuple[Components, AuxiliaryPhase, list[Batch]]]]:
     """Builds a run that stands before its first auxiliary phase, and gives the batches of its policy phase."""
-    built: list[Parts] = []
+    built: list[Components] = []
 
-    def make(config: TrainConfig | None = None) -> tuple[Parts, AuxiliaryPhase, list[Batch]]:
+    def make(config: TrainConfig | None = None) -> tuple[Components, AuxiliaryPhase, list[Batch]]:
         parts = build(config or small(), 1)
         built.append(parts)
         assert parts.auxiliary is not None
@@ -90,7 +90,7 @@ def make_due() -> Iterator[Callable[..., tuple[Parts, AuxiliaryPhase, list[Batch
         parts.env.close()
 
 
-MakeDue = Callable[..., tuple[Parts, AuxiliaryPhase, list[Batch]]]
+MakeDue = Callable[..., tuple[Components, AuxiliaryPhase, list[Batch]]]
 
 
 def run(auxiliary: AuxiliaryPhase, progress: float = 0.0) -> int:
@@ -338,8 +338,8 @@ def test_the_steps_sizes_of_a_run_fall_without_a_jump(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(AuxiliaryPhase, "gradient_steps", recorded)
     train(small(schedule="linear"), tmp_path / "run", quiet=True)
-    # before iterations 3, 5 and 7 of 8; the policy's is still that of the iteration before
-    assert seen == pytest.approx([1e-2 * x for x in (7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8)])
+    # at the end of iterations 2, 4, 6 and 8 of 8; the policy's was set at the start of that iteration
+    assert seen == pytest.approx([1e-2 * x for x in (7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8, 0)])
 
 
 def test_the_auxiliary_phase_has_an_optimiser_of_its_own_that_stays(make_due: MakeDue) -> None:
@@ -467,7 +467,7 @@ def test_minibatches_that_cannot_be_shared_out() -> None:
 
 def test_the_progress_of_a_phase_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(Run, "note", lambda self, text: shown.append(text))
+    monkeypatch.setattr(Run, "show_status", lambda self, text: shown.append(text))
     train(small(total_env_steps=(N_PI + 1) * ENVS * STEPS), tmp_path / "run", quiet=True)
     phase = EPOCHS * MINIBATCHES
     assert shown == [
@@ -481,7 +481,7 @@ def test_what_is_needed_is_said_before_the_run(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert f"the auxiliary phase keeps 1.8 kB of observations: on disk in {tmp_path / 'run' / 'segments'}" in said
     assert not (tmp_path / "run" / "segments").exists()
-    train(small(total_env_steps=N_PI * ENVS * STEPS), tmp_path / "short", quiet=True)
+    train(small(total_env_steps=(N_PI - 1) * ENVS * STEPS), tmp_path / "short", quiet=True)
     assert "no auxiliary phase will run: the first one comes after 64 environment steps" in capsys.readouterr().err
 
 

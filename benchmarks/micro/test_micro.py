@@ -24,7 +24,7 @@ from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import ppo_ewma
 from anybatch.proximal import EwmaProximal
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.training import estimate_advantages
 
 Benchmark = Any  # pytest-benchmark's fixture
@@ -122,7 +122,7 @@ def test_objective(benchmark: Benchmark, objective: str, size: int) -> None:
 
 
 @pytest.fixture
-def parts(request: pytest.FixtureRequest) -> Iterator[Parts]:
+def parts(request: pytest.FixtureRequest) -> Iterator[Components]:
     config = ppo_ewma("synthetic_env:cartpole_like", num_envs=request.param, device="cpu", **{"rollout.steps": 64})
     made = build(config, seed=0)
     yield made
@@ -130,13 +130,13 @@ def parts(request: pytest.FixtureRequest) -> Iterator[Parts]:
 
 
 @pytest.mark.parametrize("parts", [1, 64], indirect=True)
-def test_collect(benchmark: Benchmark, parts: Parts) -> None:
+def test_collect(benchmark: Benchmark, parts: Components) -> None:
     rollout = timed(benchmark, "calls", lambda: parts.source.next(0))
     assert rollout.reward.shape[1] == 64
 
 
 @pytest.mark.parametrize("parts", [1, 64], indirect=True)
-def test_policy_phase(benchmark: Benchmark, parts: Parts) -> None:
+def test_policy_phase(benchmark: Benchmark, parts: Components) -> None:
     rollout, config = parts.source.next(0), parts.learner.config
     batch, _ = estimate_advantages(rollout, rollout.reward, config, parts.advantage_normalizer)
     seen = timed(benchmark, "calls", lambda: policy_phase(batch, parts.learner))

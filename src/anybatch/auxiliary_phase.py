@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import OptimizerConfig
 from anybatch.distributed.collectives import check_alone, everyone, mean_gradients_, mean_over_workers
+from anybatch.distributed.state import Slot, State, of_rank
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
@@ -179,8 +179,12 @@ class AuxiliaryPhase:
     def _to_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+    worker_keys: frozenset[str] = frozenset(
+        {"shuffle", "steps", "has_old_params", "sums", "finished", "total_steps", "segments"}
+    )
+
+    def state_dict(self) -> State:
+        """State of the phase; its optimiser is the same on all workers."""
         # in the middle of an epoch, its order is drawn again and what is done of it left out
         in_epoch = self._epoch_start is not None and self._steps % self._config.minibatches_per_epoch
         return {
@@ -194,11 +198,11 @@ class AuxiliaryPhase:
             "segments": self.store.state_dict(old_params=self._has_old_params),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what :meth:`state_dict` gave; the proximal policy is to be restored before.
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restore :meth:`state_dict`, after the proximal policy.
 
         Returns:
-            False if the phase's data is not there any more: a new policy phase begins instead.
+            A sentence if the phase's data is no longer there: a new policy phase begins instead.
         """
         self.optimizer.load_state_dict(state["optimizer"])
         self._shuffle.set_state(state["shuffle"])
@@ -207,13 +211,23 @@ class AuxiliaryPhase:
         self._total_steps = state["total_steps"]
         kept = self.store.load_state_dict(state["segments"])
         if all(everyone(kept)):  # a phase is of all workers or of none
-            return True
+            return []
         if kept:
             self.store.clear()
         if self._steps:
             self._begin_policy_phase()
         self._has_old_params = False
-        return False
+        return ["the data of the unfinished policy phase was not kept: a new policy phase begins"]
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """State over the environments of all workers."""
+        shuffles, segments = ([worker[name] for worker in workers] for name in ("shuffle", "segments"))
+        return {**workers[0], "shuffle": shuffles, "segments": self.store.merge(segments)}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker."""
+        shuffle = of_rank(merged["shuffle"], slot.rank, self._shuffle.get_state())
+        return {**merged, "shuffle": shuffle, "segments": self.store.split(merged["segments"], slot)}
 
 
 def _losses(piece: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Tensor]:

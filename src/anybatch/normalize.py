@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from anybatch.distributed.collectives import moments
+from anybatch.distributed.state import Slot, State
 
 _EPSILON = 1e-8
 
@@ -156,13 +158,23 @@ class RewardNormalizer:
         self._moments.add(*moments(returns))
         return scaled_reward(raw, self._moments.var, self.clip).to(reward.device)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+    worker_keys: frozenset[str] = frozenset({"return"})
+
+    def state_dict(self) -> State:
+        """Running returns (N,) of this worker's environments, and the moments."""
         moments = self._moments
         return {"return": self._return, "count": moments.weight, "mean": moments.mean, "squares": moments.squares}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+    def load_state_dict(self, state: State) -> None:
+        """Restore :meth:`state_dict`."""
         moments = self._moments
         self._return, moments.weight = state["return"], state["count"]
         moments.mean, moments.squares = state["mean"], state["squares"]
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """The running returns of all workers."""
+        return {"return": torch.cat([worker["return"] for worker in workers])}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """The running returns of one worker."""
+        return {"return": merged["return"][slot.envs].clone()}

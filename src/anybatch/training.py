@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: sample, estimate advantages, policy phase, auxiliary phase, log and save."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
@@ -32,10 +33,11 @@ from anybatch.errors import AnybatchError, CheckpointError, ConfigError, Diverge
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.runs.files import SEGMENTS
-from anybatch.runs.resharding import state_of_worker
+from anybatch.runs.resharding import restore
 from anybatch.runs.run import Run, create_run, open_run
+from anybatch.runs.timer import PhaseTimer
 from anybatch.sampling.rollout import Rollout
 from anybatch.sampling.sources import RolloutSource, staleness
 from anybatch.scaling.changes import Change
@@ -43,148 +45,51 @@ from anybatch.system.memory import keep_freed_memory
 from anybatch.system.signals import Interrupted
 
 _COMPARE_EVERY = 10
-"""Iterations between two comparisons of what all workers should have the same bits of."""
+"""Iterations between two checks that all workers hold the same weights."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """How a run ended."""
-
-    run_dir: Path
-    """The run folder."""
-    env_steps: int
-    """Environment steps done, over all environments."""
-    mean_episode_return: float
-    """Mean raw return of the last 100 episodes; NaN if none has ended."""
-    interrupted: bool
-    """A stop was asked for; ``anybatch resume`` goes on."""
-
-
-@join()
-def train(
-    config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
-) -> TrainResult:
-    """Train from scratch; started by ``torchrun``, together with the other workers.
-
-    Args:
-        config: what to train; see :mod:`anybatch.presets`.
-        out: the run folder, which must not hold a run yet.
-        seed: every random choice of the run follows from it.
-        quiet: show no progress.
-        changes: how ``config`` was scaled from another batch size; kept in the run folder, nothing else.
+def training_loop(run: Run, components: Components) -> None:
+    """Train until the environment steps of the configuration are done, or a stop is requested.
 
     Raises:
-        ConfigError: a setting makes no sense.
-        EnvError: the environment cannot be made, or broke while it ran.
-        WorkerError: another data-parallel worker has died or hangs.
-        DivergenceError: training is no longer finite; the last checkpoint stays.
+        Interrupted: a stop was requested and the iteration could not be finished in time.
     """
-    validate(config)
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}, but must be at least 0")
-    parts = build(config, seed, segments=Path(out) / SEGMENTS)
-    with _closing(parts):
-        run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
-        _prepare_auxiliary_phase(run, parts)
-        run.save(parts.state_dict())  # so that a run stopped in its first iteration can go on
-        return _run(run, parts)
-
-
-@join()
-def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
-    """Go on with a run from its newest intact checkpoint.
-
-    Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
-    ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
-    start new episodes, with new seeds, and a line says so.
-
-    Args:
-        run_dir: the run folder.
-        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml.
-        quiet: show no progress.
-
-    Raises:
-        CheckpointError: there is none, or it does not belong here.
-        ConfigError: ``total_env_steps`` is not above what is done.
-        EnvError, DivergenceError, WorkerError: as for :func:`train`.
-    """
-    run, content = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
-    validate(run.config)
-    # environments that start anew must not replay the levels that the run began with
-    parts = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
-    with _closing(parts):
-        _prepare_auxiliary_phase(run, parts)
-        try:
-            given = shares(run.config.env.num_envs, world_size())
-            state, anew = state_of_worker(content, parts.state_dict(), rank(), given)
-            lost = anew + parts.load_state_dict(state)
-        except AnybatchError:  # says what it is about
-            raise
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
-            ) from error
-        for sentence in lost if run.iteration else ():  # a run that has only begun loses nothing
-            run.message(sentence)
-        return _run(run, parts)
-
-
-@contextlib.contextmanager
-def _closing(parts: Parts) -> Iterator[None]:
-    """Catch signals, and leave nothing running at the end, whatever ends it."""
-    with parts.learner.interrupts:
-        try:
-            yield
-        finally:
-            if parts.source.close() and not parts.learner.interrupts.broke_off:
-                parts.env.close()
-            if parts.auxiliary:
-                parts.auxiliary.store.close()
-
-
-def _run(run: Run, parts: Parts) -> TrainResult:
-    interrupted = False
-    try:
-        _loop(run, parts)
-        if parts.auxiliary and run.finished:
-            parts.auxiliary.store.discard()
-        run.save(parts.state_dict())
-    except Interrupted:
-        interrupted = True
-    finally:
-        run.close()
-    interrupted = interrupted or not run.finished
-    return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted)
-
-
-def _loop(run: Run, parts: Parts) -> None:
-    learner, config = parts.learner, run.config
-    if config.keep_freed_memory and learner.device.type == "cpu" and keep_freed_memory():
-        run.remark("freed memory is kept for the next gradient step (keep_freed_memory)")
-    if config.compile:
-        run.remark("the first iteration takes up to a minute longer (compile)")
-    share = share_of(config.env.num_envs) / config.env.num_envs
-    wait_for_all()
+    config, learner = run.config, components.learner
+    reward_normalizer, auxiliary = components.reward_normalizer, components.auxiliary
+    timer = PhaseTimer(("sampling", "policy_phase", "auxiliary_phase") if auxiliary else ("sampling", "policy_phase"))
+    local_fraction = share_of(config.env.num_envs) / config.env.num_envs
+    if run.iteration_is_open:  # it was interrupted inside its auxiliary phase
+        _finish_iteration(run, components, timer)
     while not run.finished and not any_worker(learner.interrupts.requested):
-        if parts.auxiliary and parts.auxiliary.due:
-            _auxiliary_phase(run, parts, parts.auxiliary)
+        timer.restart()
         learner.optimizers.set_progress(run.progress)
-        rollout = _sample(parts.source, run.iteration)
-        reward = parts.reward_normalizer(rollout.reward, rollout.first) if parts.reward_normalizer else rollout.reward
-        batch, seen = estimate_advantages(rollout, reward, config, parts.advantage_normalizer)
-        trained = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)
-        seen |= mean_over_workers(trained, share)
-        if parts.auxiliary:
-            parts.auxiliary.after_iteration(batch)
-            seen |= parts.auxiliary.statistics()
-        del rollout, batch  # so that an auxiliary phase, and the next rollout, have their memory
-        if is_distributed() and run.iteration % _COMPARE_EVERY == 0:
-            check_equal(parts.shared_state(), f"after iteration {run.iteration + 1}")
-        run.end_iteration(seen, parts.source.drain(), parts.state_dict)
+        rollout = _sample(components.source, run.iteration)
+        timer.end("sampling")
+        reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
+        batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)
+        statistics |= mean_over_workers(optimization, local_fraction)
+        if auxiliary:
+            auxiliary.after_iteration(batch)
+            statistics |= auxiliary.statistics()
+        timer.end("policy_phase")
+        del rollout, batch  # frees their memory for the auxiliary phase and the next rollout
+        run.record(statistics, components.source.drain())
+        _finish_iteration(run, components, timer)
+
+
+def _finish_iteration(run: Run, components: Components, timer: PhaseTimer) -> None:
+    """The auxiliary phase, if this iteration completes a policy phase of PPG; then log and save."""
+    if components.auxiliary and components.auxiliary.due:
+        _auxiliary_phase(run, components, components.auxiliary)
+        timer.end("auxiliary_phase")
+    if is_distributed() and (run.iteration - 1) % _COMPARE_EVERY == 0:
+        check_equal(components.replicated_tensors(), f"after iteration {run.iteration}")
+    run.end_iteration(components.stateful, timer.columns())
 
 
 def _sample(source: RolloutSource, iteration: int) -> Rollout:
-    """The next rollout; a worker that has to abandon it takes the others along."""
+    """The next rollout; a worker that has to abandon it makes the others abandon theirs."""
     rollout = None
     with contextlib.suppress(Interrupted):
         rollout = source.next(iteration)
@@ -194,47 +99,19 @@ def _sample(source: RolloutSource, iteration: int) -> Rollout:
     return rollout
 
 
-def _auxiliary_phase(run: Run, parts: Parts, auxiliary: AuxiliaryPhase) -> None:
-    """Run the phase between two iterations; it can last hours, so it is saved and stopped in its middle."""
-    run.note("auxiliary phase: outputs of the old policy")
-    for _ in auxiliary.gradient_steps(run.progress):
-        run.note(f"auxiliary phase: gradient step {auxiliary.steps_done:,} of {auxiliary.steps:,}")
-        if any_worker(parts.learner.interrupts.requested):
-            run.save(parts.state_dict())
-            raise Interrupted
-        if any_worker(is_main() and run.checkpoint_due):
-            run.save(parts.state_dict())
-    # the next iteration overwrites the files that the checkpoint before refers to
-    run.save(parts.state_dict())
-
-
-def _prepare_auxiliary_phase(run: Run, parts: Parts) -> None:
-    """Reserve the room for the auxiliary phase's data and tell the user about it."""
-    if parts.auxiliary is None or run.finished:
-        return
-    parts.auxiliary.store.open()
-    run.message(f"the auxiliary phase keeps {parts.auxiliary.store.describe()}")
-    phase = run.config.aux.policy_iterations * run.config.iteration_batch
-    if phase >= run.config.total_env_steps:
-        run.message(
-            f"no auxiliary phase will run: the first one comes after {phase:,} environment steps, and "
-            f"total_env_steps is {run.config.total_env_steps:,}"
-        )
-
-
 def estimate_advantages(
-    rollout: Rollout, reward: torch.Tensor, config: TrainConfig, normalizer: AdvantageNormalizer | None
+    rollout: Rollout, reward: Tensor, config: TrainConfig, normalizer: AdvantageNormalizer | None
 ) -> tuple[Batch, dict[str, float]]:
-    """GAE and its normalisation ("Compute advantage estimates").
+    """GAE and its normalisation ("Compute advantage estimates", appendix A).
 
     Args:
         rollout: (N, T) data.
         reward: (N, T) normalised rewards.
         config: supplies gamma and lambda.
-        normalizer: moments over iterations, updated with this one; None leaves advantages as they are.
+        normalizer: mean and variance over iterations, updated with this one; None leaves advantages as they are.
 
     Returns:
-        The batch, and columns for the log; ``advantage_std`` is this iteration's own, before normalisation.
+        The batch, and columns for the log; ``advantage_std`` is that of this iteration before normalisation.
 
     Raises:
         DivergenceError: an advantage is not finite.
@@ -253,14 +130,14 @@ def estimate_advantages(
     )
     if not torch.isfinite(var):
         raise DivergenceError("advantages are not finite: a reward or value has overflowed; lower optimizer.step_size")
-    seen = {
+    statistics = {
         "advantage_mean": float(mean),
         "advantage_std": float(var.sqrt()),
         "explained_variance": float((1 - residual_var / target_var).float()) if target_var > 0 else math.nan,
     }
     if normalizer is not None:
         normalizer.update(mean, var, count)
-        seen["advantage_std_used"] = normalizer.moments()[1] ** 0.5
+        statistics["advantage_std_used"] = normalizer.moments()[1] ** 0.5
         advantage = normalizer(advantage)
     batch = Batch(
         observation=rollout.observation,
@@ -270,4 +147,144 @@ def estimate_advantages(
         advantage=advantage,
         value_target=target,
     )
-    return batch, seen
+    return batch, statistics
+
+
+def _auxiliary_phase(run: Run, components: Components, auxiliary: AuxiliaryPhase) -> None:
+    """Run the auxiliary phase; it can last hours, so it saves checkpoints and can be stopped inside."""
+    run.show_status("auxiliary phase: outputs of the old policy")
+    for _ in auxiliary.gradient_steps(run.progress):
+        run.show_status(f"auxiliary phase: gradient step {auxiliary.steps_done:,} of {auxiliary.steps:,}")
+        if any_worker(components.learner.interrupts.requested):
+            run.save(components.stateful)
+            raise Interrupted
+        if any_worker(is_main() and run.checkpoint_due):
+            run.save(components.stateful)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Outcome of a run."""
+
+    run_dir: Path
+    """The run folder."""
+    env_steps: int
+    """Environment steps done, over all environments."""
+    mean_episode_return: float
+    """Mean raw return of the last 100 episodes; NaN if none has ended."""
+    interrupted: bool
+    """A stop was requested before the end; ``anybatch resume`` continues the run."""
+
+
+@join()
+def train(
+    config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
+) -> TrainResult:
+    """Train from scratch; under ``torchrun``, as one of several data-parallel workers.
+
+    Args:
+        config: the configuration; see :mod:`anybatch.presets`.
+        out: the run folder, which must not hold a run yet.
+        seed: determines every random choice of the run.
+        quiet: show no progress.
+        changes: how ``config`` was scaled from another batch size; written to the run folder.
+
+    Raises:
+        ConfigError: a setting makes no sense.
+        EnvError: the environment cannot be made, or failed.
+        WorkerError: another data-parallel worker has died or hangs.
+        DivergenceError: training is no longer finite; the last checkpoint stays.
+    """
+    validate(config)
+    if seed < 0:
+        raise ConfigError(f"seed is {seed}, but must be at least 0")
+    components = build(config, seed, segments=Path(out) / SEGMENTS)
+    with _closing(components):
+        run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
+        _prepare_auxiliary_phase(run, components)
+        run.save(components.stateful)  # so that a run stopped in its first iteration can be resumed
+        return _run(run, components)
+
+
+@join()
+def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
+    """Continue a run from its newest intact checkpoint.
+
+    Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
+    ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
+    start new episodes, with new seeds, and a message says so.
+
+    Args:
+        run_dir: the run folder.
+        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml.
+        quiet: show no progress.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit the configuration.
+        ConfigError: ``total_env_steps`` is not above the steps done.
+        EnvError, DivergenceError, WorkerError: as for :func:`train`.
+    """
+    run, content = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
+    validate(run.config)
+    # environments that start new episodes must not replay the levels of the run's beginning
+    components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
+    with _closing(components):
+        _prepare_auxiliary_phase(run, components)
+        try:
+            lost = restore(components.stateful, content, rank(), shares(run.config.env.num_envs, world_size()))
+        except AnybatchError:
+            raise
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+            ) from error
+        for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
+            run.message(sentence)
+        return _run(run, components)
+
+
+@contextlib.contextmanager
+def _closing(components: Components) -> Iterator[None]:
+    """Catch signals, and leave nothing running however the block ends."""
+    with components.learner.interrupts:
+        try:
+            yield
+        finally:
+            if components.source.close() and not components.learner.interrupts.broke_off:
+                components.env.close()
+            if components.auxiliary:
+                components.auxiliary.store.close()
+
+
+def _run(run: Run, components: Components) -> TrainResult:
+    config, interrupted = run.config, False
+    if config.keep_freed_memory and components.learner.device.type == "cpu" and keep_freed_memory():
+        run.inform("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.compile:
+        run.inform("the first iteration takes up to a minute longer (compile)")
+    wait_for_all()
+    try:
+        training_loop(run, components)
+        if components.auxiliary and run.finished:
+            components.auxiliary.store.discard()
+        run.save(components.stateful)
+    except Interrupted:
+        interrupted = True
+    finally:
+        run.close()
+    interrupted = interrupted or not run.finished
+    return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted)
+
+
+def _prepare_auxiliary_phase(run: Run, components: Components) -> None:
+    """Reserve the memory or disk space for the auxiliary phase's data, and tell the user."""
+    if components.auxiliary is None or run.finished:
+        return
+    components.auxiliary.store.open()
+    run.message(f"the auxiliary phase keeps {components.auxiliary.store.describe()}")
+    phase = run.config.aux.policy_iterations * run.config.iteration_batch
+    if phase > run.config.total_env_steps:
+        run.message(
+            f"no auxiliary phase will run: the first one comes after {phase:,} environment steps, and "
+            f"total_env_steps is {run.config.total_env_steps:,}"
+        )

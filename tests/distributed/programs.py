@@ -30,12 +30,14 @@ from anybatch.distributed.collectives import (
     shares,
     world_size,
 )
+from anybatch.distributed.state import _tensors
 from anybatch.errors import ConfigError
 from anybatch.minibatches import Batch, Minibatch, deal, shuffled
 from anybatch.observations import map_observation
 from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.presets import ppg_ewma, ppo_ewma
-from anybatch.runs.build import Parts, _tensors, build
+from anybatch.runs.build import Components, build
+from anybatch.runs.resharding import state_of
 from anybatch.sampling.ray import join as join_rollouts
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.system.signals import Interrupted, Interrupts
@@ -143,9 +145,9 @@ class Replayed:
 
 def recorded(config: TrainConfig, out: str) -> dict[str, Any]:
     """Train; what this rank sampled, its random numbers at the start, and what it has learned."""
-    made: list[Parts] = []
+    made: list[Components] = []
 
-    def build_recorded(*args: Any, **options: Any) -> Parts:
+    def build_recorded(*args: Any, **options: Any) -> Components:
         parts = build(*args, **options)
         made.append(replace(parts, source=Recorded(parts.source)))
         return made[0]
@@ -157,7 +159,7 @@ def recorded(config: TrainConfig, out: str) -> dict[str, Any]:
         return {"rollouts": made[0].source.rollouts, "start": start, "learned": learned(made[0])}
 
 
-def _generators(parts: Parts) -> dict[str, Tensor]:
+def _generators(parts: Components) -> dict[str, Tensor]:
     """The states of the generators that deal minibatches out."""
     parts.env.close()
     found = {"shuffle": parts.learner.shuffle.get_state()}
@@ -166,9 +168,9 @@ def _generators(parts: Parts) -> dict[str, Tensor]:
     return found
 
 
-def learned(parts: Parts) -> dict[str, Tensor]:
+def learned(parts: Components) -> dict[str, Tensor]:
     """Everything that training has computed, as tensors by name."""
-    state = parts.state_dict()
+    state = state_of(parts.stateful)
     found = {f"agent.{name}": x for name, x in state["agent"].items()}
     found |= {f"ewma.{number}": x for number, x in enumerate(_tensors(state["proximal"]))}
     for name in ("reward_normalizer", "advantage_normalizer"):
@@ -179,7 +181,7 @@ def learned(parts: Parts) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in found.items()}
 
 
-def _auxiliary_optimizer(parts: Parts) -> list[tuple[str, Any]]:
+def _auxiliary_optimizer(parts: Components) -> list[tuple[str, Any]]:
     return [("aux", parts.auxiliary.optimizer)] if parts.auxiliary else []
 
 
@@ -191,9 +193,9 @@ def replay_as_one(config: TrainConfig, out: str, ranks: list[dict[str, Any]]) ->
     for name, generators in dealers.items():
         for generator, found in zip(generators, ranks, strict=True):
             generator.set_state(found["start"][name])
-    made: list[Parts] = []
+    made: list[Components] = []
 
-    def build_replayed(*args: Any, **options: Any) -> Parts:
+    def build_replayed(*args: Any, **options: Any) -> Components:
         parts = build(*args, **options)
         made.append(replace(parts, source=Replayed(parts.source, [found["rollouts"] for found in ranks])))
         if parts.auxiliary:
@@ -294,7 +296,7 @@ def _troubled(kind: str, where: int, when: int) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._source, name)
 
-    def build_troubled(*args: Any, **options: Any) -> Parts:
+    def build_troubled(*args: Any, **options: Any) -> Components:
         parts = build(*args, **options)
         return replace(parts, source=Troubled(parts.source, parts.learner.interrupts))
 
@@ -304,7 +306,7 @@ def _troubled(kind: str, where: int, when: int) -> Any:
 def differing_weights(config: TrainConfig, out: str) -> None:
     """One rank's weights are wrong by the last bit from the second iteration on."""
 
-    def build_spoiled(*args: Any, **options: Any) -> Parts:
+    def build_spoiled(*args: Any, **options: Any) -> Components:
         parts = build(*args, **options)
         if rank() == 1:
             with torch.no_grad():

@@ -28,7 +28,13 @@ from distributed.programs import (
 )
 from distributed.ranks import RankError, run_ranks
 
-TIME_COLUMNS = ("seconds", "env_steps_per_second")
+TIME_COLUMNS = (
+    "seconds",
+    "env_steps_per_second",
+    "seconds_sampling",
+    "seconds_policy_phase",
+    "seconds_auxiliary_phase",
+)
 
 
 def rows(out: Path) -> list[dict[str, str]]:

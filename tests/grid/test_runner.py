@@ -127,7 +127,9 @@ def test_runs_are_the_runs_of_train_and_done_ones_are_skipped(tmp_path: Path) ->
     assert result.exit_code == 0, [outcome.error for outcome in result.outcomes]
     train(small(), tmp_path / "alone", seed=2, quiet=True)
     alone, there = last_row(tmp_path / "alone"), last_row(result.outcomes[1].folder)
-    for column in alone.keys() - {"seconds", "env_steps_per_second"}:
+    for column in alone.keys() - {"env_steps_per_second"}:
+        if column.startswith("seconds"):
+            continue
         assert alone[column] == there[column] or alone[column] != alone[column]
     again = run_grid(jobs, tmp_path / "grid", processes=2, quiet=True)
     assert [outcome.starts for outcome in again.outcomes] == [0, 0]

@@ -24,12 +24,19 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError, ConfigError, EnvError
 from anybatch.presets import ppo, ppo_ewma
 from anybatch.runs import checkpoint
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
+from anybatch.runs.resharding import restore, state_of
 from anybatch.runs.run import read_config
 from anybatch.system.signals import Interrupts
 from anybatch.training import TrainResult, resume, train
 
-TIME_COLUMNS = ("seconds", "env_steps_per_second")
+TIME_COLUMNS = (
+    "seconds",
+    "env_steps_per_second",
+    "seconds_sampling",
+    "seconds_policy_phase",
+    "seconds_auxiliary_phase",
+)
 ENVS, STEPS = 4, 16
 ITERATION = ENVS * STEPS
 
@@ -85,7 +92,7 @@ class Hooked:
 def hooked(at: Callable[[int, Interrupts], None]) -> Iterator[None]:
     """In `train` and `resume`, call `at` before each iteration samples, with its number since the start."""
 
-    def build_hooked(*args: Any, **options: Any) -> Parts:
+    def build_hooked(*args: Any, **options: Any) -> Components:
         parts = build(*args, **options)
         return replace(parts, source=Hooked(parts.source, lambda i: at(i, parts.learner.interrupts)))
 
@@ -440,10 +447,10 @@ def test_a_negative_seed_is_one_sentence(tmp_path: Path) -> None:
 
 def test_a_run_on_another_kind_of_device_goes_on_and_says_so() -> None:
     parts = build(small(), 0)
-    state = parts.state_dict()
-    assert not any("another kind of device" in sentence for sentence in parts.load_state_dict(state))
-    # only a run on a GPU keeps this
-    assert "another kind of device" in parts.load_state_dict({**state, "torch_cuda": torch.zeros(16)})[0]
+    state = state_of(parts.stateful)
+    assert not any("another kind of device" in x for x in restore(parts.stateful, {"state": state}, 0, [4]))
+    state["torch"]["cuda"] = torch.zeros(16)  # only a run on a GPU keeps this
+    assert "another kind of device" in restore(parts.stateful, {"state": state}, 0, [4])[0]
     parts.env.close()
 
 
@@ -455,6 +462,6 @@ def test_what_an_environment_says_is_not_taken_for_an_edited_configuration(
     def refuse(*_: object) -> list[str]:
         raise EnvError("its wrappers were others")
 
-    monkeypatch.setattr(Parts, "load_state_dict", refuse)
+    monkeypatch.setattr(Components, "load_state_dict", refuse)
     with pytest.raises(EnvError, match="its wrappers were others"):
         resume(tmp_path / "run", quiet=True)

@@ -18,7 +18,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError, EnvError
 from anybatch.observations import leaves
 from anybatch.presets import ppo_ewma
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.sampling.ray import join
 from anybatch.sampling.rollout import Rollout
 from anybatch.system.signals import Interrupted
@@ -168,14 +168,14 @@ def config(ray_workers: int, max_lag: int = 1) -> TrainConfig:
     )
 
 
-def drift(parts: Parts, iteration: int) -> None:
+def drift(parts: Components, iteration: int) -> None:
     """Stands for an iteration of learning."""
     with torch.no_grad():
         for weight in parts.learner.agent.parameters():
             weight.add_(0.01 * (iteration + 1))
 
 
-def rollouts(parts: Parts, iterations: range) -> list[Rollout]:
+def rollouts(parts: Components, iterations: range) -> list[Rollout]:
     taken = []
     for iteration in iterations:
         taken.append(parts.source.next(iteration))

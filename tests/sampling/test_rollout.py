@@ -21,7 +21,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.policy_phase import policy_phase, value_loss
 from anybatch.presets import ppo
 from anybatch.proximal import EwmaProximal
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.sampling.rollout import EpisodeTracker, Rollout, Sampler, collect
 from anybatch.system.signals import Interrupted, Interrupts
 from anybatch.training import estimate_advantages
@@ -279,7 +279,7 @@ def small(**changes: Any) -> TrainConfig:
     return ppo("gym:CartPole-v1", **{**settings, **changes})
 
 
-def prepared(config: TrainConfig, seed: int = 0) -> tuple[Parts, Batch]:
+def prepared(config: TrainConfig, seed: int = 0) -> tuple[Components, Batch]:
     parts = build(config, seed)
     rollout = parts.source.next(0)
     reward = parts.reward_normalizer(rollout.reward, rollout.first) if parts.reward_normalizer else rollout.reward
@@ -288,7 +288,7 @@ def prepared(config: TrainConfig, seed: int = 0) -> tuple[Parts, Batch]:
     return parts, batch
 
 
-def weights(parts: Parts) -> dict[str, Tensor]:
+def weights(parts: Components) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in parts.learner.agent.state_dict().items()}
 
 

@@ -62,11 +62,18 @@ class NoiseScale:
     still, and minus that share for SGD at rest on a noisy quadratic, so B (1 - |r|) / |r| is the noise scale there too.
     """
 
-    def __init__(self, steps: int, *, adam: bool) -> None:
-        """Windows of ``steps`` >= 2 gradient steps; ``adam`` estimates the preconditioned noise scale too."""
+    def __init__(self, steps: int, *, adam: bool, device: torch.device | None = None) -> None:
+        """Start without an estimate.
+
+        Args:
+            steps: gradient steps of a window, at least 2.
+            adam: whether to estimate the preconditioned noise scale too.
+            device: device of the gradients, to which :meth:`load_state_dict` moves the window.
+        """
         if steps < 2:
             raise ValueError(f"a window of {steps} gradient steps has no second batch size")
         self._steps = steps
+        self._device = device
         self._kinds = ("noise_scale", "noise_scale_adam") if adam else ("noise_scale",)
         self._signal = dict.fromkeys(self._kinds, 0.0)
         self._noise = dict.fromkeys(self._kinds, 0.0)
@@ -106,10 +113,10 @@ class NoiseScale:
             "window": dict(self._window),
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device | None = None) -> None:
-        """Restore what :meth:`state_dict` gave; gradients will be on ``device``."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
         self._signal, self._noise = dict(state["signal"]), dict(state["noise"])
-        self._window = {k: x.to(device) if isinstance(x, Tensor) else x for k, x in state["window"].items()}
+        self._window = {k: x.to(self._device) if isinstance(x, Tensor) else x for k, x in state["window"].items()}
         self._correlation, self._weight = state.get("correlation", (0.0, 0.0))
         if "products" not in self._window:  # of an earlier version
             self._window = {}

@@ -8,7 +8,7 @@ segment, environment and time, so that a trajectory, or an equal piece of one, i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from anybatch.distributed.collectives import is_main, rank, workers_here, world_size
+from anybatch.distributed.state import Slot, State
 from anybatch.errors import ConfigError
 from anybatch.minibatches import equal_cuts
 from anybatch.observations import Observation, leaves, map_observation
@@ -192,6 +193,27 @@ class SegmentStore:
             self.clear()
             return False
         return True
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """The segments (segment, environment, time) of all workers, if the checkpoint has them."""
+        first = workers[0]
+        count = first["count"]
+        if not count:
+            return first
+        if not all("arrays" in worker for worker in workers):  # in files of the former workers
+            return {"count": 0, "first": first["first"] + count, "discarded": True}
+
+        def join(name: str) -> Tensor:
+            arrays = [worker["arrays"][name] for worker in workers]
+            return torch.cat([x.view(count, -1, self.layout.steps, *x.shape[1:]) for x in arrays], dim=1)
+
+        return {**first, "arrays": {name: join(name) for name in first["arrays"]}}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker, from :meth:`merge`."""
+        if "arrays" not in merged:
+            return merged
+        return {**merged, "arrays": {name: x[:, slot.envs].flatten(0, 2) for name, x in merged["arrays"].items()}}
 
     @property
     def _in_checkpoint(self) -> bool:

@@ -1,4 +1,4 @@
-"""Everything that training changes, and how it is made from a configuration."""
+"""Build the components of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from anybatch.distributed.collectives import (
     shares,
     world_size,
 )
+from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
 from anybatch.models.actions import ActionSpec
@@ -44,8 +44,8 @@ from anybatch.system.signals import Interrupts
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything that training changes, each part with its own state."""
+class Components:
+    """Everything that one iteration of training uses and changes."""
 
     source: RolloutSource
     learner: Learner
@@ -55,59 +55,39 @@ class Parts:
     auxiliary: AuxiliaryPhase | None = None
     """PPG's auxiliary phase; None without one."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+    @property
+    def stateful(self) -> dict[str, Stateful]:
+        """The parts that a checkpoint keeps, in the order in which they are restored."""
+        learner = self.learner
+        parts: dict[str, Stateful | None] = {
+            "agent": Replicated(learner.agent),
+            "optimizers": Replicated(learner.optimizers),
+            "proximal": Replicated(learner.proximal),
+            "shuffle": RandomState(learner.shuffle),
+            "torch": GlobalRandomState(learner.device),
+            "noise_scale": Replicated(learner.noise) if learner.noise else None,
+            "reward_normalizer": self.reward_normalizer,
+            "advantage_normalizer": Replicated(self.advantage_normalizer) if self.advantage_normalizer else None,
+            "auxiliary": self.auxiliary,
+            "source": self.source,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def replicated_tensors(self) -> dict[str, list[torch.Tensor]]:
+        """Tensors that have the same bits on every worker, by the name that an error gives them."""
+        parts = self.stateful
+        kinds: dict[str, list[str]] = {
+            "networks": ["agent"],
+            "proximal policy": ["proximal"],
+            "moments": [name for name in ("reward_normalizer", "advantage_normalizer") if name in parts],
+        }
         return {
-            "agent": self.learner.agent.state_dict(),
-            "optimizers": self.learner.optimizers.state_dict(),
-            "proximal": self.learner.proximal.state_dict(),
-            "shuffle": self.learner.shuffle.get_state(),
-            "torch": torch.get_rng_state(),
-            **({"torch_cuda": torch.cuda.get_rng_state(self.learner.device)} if self.learner.on_gpu else {}),
-            "source": self.source.state_dict(),
-            **({"noise_scale": self.learner.noise.state_dict()} if self.learner.noise else {}),
-            **{name: part.state_dict() for name, part in self._normalizers().items()},
-            **({"auxiliary": self.auxiliary.state_dict()} if self.auxiliary else {}),
+            kind: [tensor for name in names for tensor in replicated_tensors(parts[name])]
+            for kind, names in kinds.items()
         }
 
-    def shared_state(self) -> dict[str, list[torch.Tensor]]:
-        """What has the same bits on every worker, by the name that an error gives it."""
-        normalizers = [part.state_dict() for part in self._normalizers().values()]
-        return {
-            "networks": _tensors(self.learner.agent.state_dict()),
-            "proximal policy": _tensors(self.learner.proximal.state_dict()),
-            "moments": [x for state in normalizers for name, x in state.items() if name != "return"],
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restore what :meth:`state_dict` gave; returns a sentence for each thing that could not be restored."""
-        lost = []
-        self.learner.agent.load_state_dict(state["agent"])
-        self.learner.optimizers.load_state_dict(state["optimizers"])
-        self.learner.proximal.load_state_dict(state["proximal"])
-        self.learner.shuffle.set_state(state["shuffle"])
-        torch.set_rng_state(state["torch"])
-        if self.learner.on_gpu != ("torch_cuda" in state):
-            lost.append(
-                "the run goes on on another kind of device (CPU or GPU): actions are drawn with other random numbers "
-                "than they would have been, and rounding differs"
-            )
-        elif self.learner.on_gpu:
-            torch.cuda.set_rng_state(state["torch_cuda"], self.learner.device)
-        if self.learner.noise:
-            self.learner.noise.load_state_dict(state["noise_scale"], self.learner.device)
-        for name, part in self._normalizers().items():
-            part.load_state_dict(state[name])
-        if self.auxiliary and not self.auxiliary.load_state_dict(state["auxiliary"]):
-            lost.append("the data of the unfinished policy phase was not kept: a new policy phase begins")
-        return lost + self.source.load_state_dict(state["source"])
-
-    def _normalizers(self) -> dict[str, RewardNormalizer | AdvantageNormalizer]:
-        named = {"reward_normalizer": self.reward_normalizer, "advantage_normalizer": self.advantage_normalizer}
-        return {name: part for name, part in named.items() if part is not None}
-
-
-def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path | None = None) -> Parts:
+def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path | None = None) -> Components:
     """Make everything that a run consists of, each part with its own stream of the seed.
 
     Args:
@@ -159,7 +139,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
             optimizers=Optimizers(agent, config.optimizer),
             shuffle=torch.Generator().manual_seed(shuffle_seed),
             interrupts=interrupts,
-            noise=_noise_scale(config) if config.log.noise_scale else None,
+            noise=_noise_scale(config, device) if config.log.noise_scale else None,
         )
         if config.compile:
             _compile(learner)
@@ -176,7 +156,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         source = _source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream))
         undo.pop_all()
     reward, advantage = config.reward, config.advantage
-    return Parts(
+    return Components(
         source=source,
         learner=learner,
         reward_normalizer=(
@@ -192,13 +172,6 @@ def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
     """A seed for one purpose of one worker; different arguments give independent ones."""
     words = [seed, *name.encode(), worker, number]
     return int(np.random.SeedSequence(words).generate_state(1)[0])
-
-
-def _tensors(state: Any) -> list[torch.Tensor]:
-    """All tensors in nested dictionaries, in order."""
-    if isinstance(state, dict):
-        return [tensor for value in state.values() for tensor in _tensors(value)]
-    return [state] if isinstance(state, torch.Tensor) else []
 
 
 def _auxiliary(
@@ -235,9 +208,10 @@ def _compile(learner: Learner) -> None:
         learner.agent.policy.compile(dynamic=False)  # for the old policy's outputs before an auxiliary phase
 
 
-def _noise_scale(config: TrainConfig) -> NoiseScale:
+def _noise_scale(config: TrainConfig, device: torch.device) -> NoiseScale:
     age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
-    return NoiseScale(window_steps(config.optimizer.minibatches, age), adam=config.optimizer.kind == "adam")
+    steps = window_steps(config.optimizer.minibatches, age)
+    return NoiseScale(steps, adam=config.optimizer.kind == "adam", device=device)
 
 
 def _ray_seeds(config: TrainConfig, seed: int, env_stream: int) -> Seeds:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from anybatch.errors import CheckpointError
 from anybatch.system import atomic_files as atomic
 
-Row: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = dict[str, Any]
 """Column to number (a Python, NumPy or one-element torch number); None and NaN are empty in the CSV."""
 
 _SYNC_SECONDS = 1.0  # a flushed row survives the death of the process at once, that of the machine after this

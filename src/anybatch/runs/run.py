@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from anybatch.distributed.collectives import (
     wait_for_all,
     world_size,
 )
+from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
-from anybatch.runs.resharding import on_cpu, own_part
+from anybatch.runs.progress import Row
+from anybatch.runs.resharding import state_of, worker_entries
 from anybatch.sampling.rollout import Sampled
 from anybatch.scaling.changes import Change
 from anybatch.scaling.scale import table
@@ -41,14 +44,14 @@ _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
 class Run:
-    """Where a training run writes, how far it is, and what its last episodes returned."""
+    """A run's folder, its counters, its log and its checkpoints."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: dict[str, Any] | None = None
+        self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: State | None = None
     ) -> None:
         """Open the logs of an existing run folder; :func:`create_run` and :func:`open_run` call this.
 
-        ``state`` is what :meth:`state_dict` gave, to go on from there; what progress.csv has beyond it is moved aside.
+        ``state``, from :meth:`state_dict`, continues a run; rows of progress.csv beyond it are moved aside.
         """
         self.folder = folder
         self.config = config
@@ -58,6 +61,7 @@ class Run:
         self.gradient_steps = 0
         self.episodes = 0
         self.seconds = 0.0
+        self._row: Row | None = None
         self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
         if state is not None:
@@ -66,8 +70,8 @@ class Run:
         self._doctor = None if quiet else LiveDoctor(config)
         self._logs: Logs | None = None
         if is_main():
-            after = None if state is None else self.iteration
-            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=after)
+            last_row = None if state is None else self.iteration - self.iteration_is_open
+            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row)
         self._clock = time.monotonic()
         self._checkpoint_at = time.monotonic()
 
@@ -78,8 +82,13 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """Share of the environment steps that is done, 0 to 1."""
+        """Fraction of the environment steps that is done, 0 to 1."""
         return min(1.0, self.env_steps / self.config.total_env_steps)
+
+    @property
+    def iteration_is_open(self) -> bool:
+        """Whether :meth:`end_iteration` has to follow; also after resuming inside an auxiliary phase."""
+        return self._row is not None
 
     @property
     def checkpoint_due(self) -> bool:
@@ -91,65 +100,73 @@ class Run:
         """Mean raw return of the last 100 episodes; NaN if none has ended."""
         return _mean(list(self._returns)[-100:])
 
-    def end_iteration(
-        self,
-        statistics: dict[str, float],
-        sampled: Sampled,
-        state: Callable[[], dict[str, Any]],
-    ) -> None:
-        """Log an iteration and write a checkpoint if one is due.
+    def record(self, statistics: Mapping[str, float], sampled: Sampled) -> None:
+        """Count an iteration, and prepare its row of progress.csv.
 
         Args:
-            statistics: columns of progress.csv besides the counters.
-            sampled: environment steps and ended episodes since the last iteration, of this worker; those of the
-                others are counted as well.
-            state: gives what a checkpoint keeps of everything but this object.
+            statistics: columns besides the counters.
+            sampled: environment steps and ended episodes of this worker since the last iteration; those of the other
+                workers are added.
         """
-        now = time.monotonic()
-        elapsed, self._clock = now - self._clock, now
-        self.seconds += elapsed
-        self.iteration += 1
         sampled = _of_all_workers(sampled)
-        env_steps = sampled.env_steps
-        self.env_steps += env_steps
-        self.gradient_steps += int(statistics.pop("gradient_steps"))
+        self.iteration += 1
+        self.env_steps += sampled.env_steps
+        self.gradient_steps += int(statistics["gradient_steps"])
         self.episodes += len(sampled.episode_returns)
         self._returns.extend(sampled.episode_returns)
         self._lengths.extend(sampled.episode_lengths)
+        recent = list(self._returns)
+        self._row = {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "seconds": math.nan,
+            "env_steps_per_second": sampled.env_steps,
+            **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
+            "mean_episode_length": _mean(self._lengths),
+            "episodes": self.episodes,
+            **statistics,
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:
+        """Write the row of the iteration, and a checkpoint if one is due.
+
+        Args:
+            parts: what a checkpoint keeps besides this object.
+            timings: seconds that each phase of the iteration took, by column.
+        """
+        assert self._row is not None
+        row, self._row = self._row, None
+        now = time.monotonic()
+        elapsed, self._clock = now - self._clock, now
+        self.seconds += elapsed
+        row["seconds"] = round(self.seconds, 3)
+        row["env_steps_per_second"] = round(row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
+        row |= {name: round(seconds, 4) for name, seconds in timings.items()}
         if self._logs is not None:
-            recent = list(self._returns)
-            row: dict[str, float] = {
-                "iteration": self.iteration,
-                "env_steps": self.env_steps,
-                "seconds": round(self.seconds, 3),
-                "env_steps_per_second": round(env_steps / elapsed, 1) if elapsed > 0 else 0.0,
-                **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
-                "mean_episode_length": _mean(self._lengths),
-                "episodes": self.episodes,
-                **statistics,
-                "gradient_steps": self.gradient_steps,
-            }
             self._logs.write(row)
             for finding in self._doctor.look(row) if self._doctor else ():
                 self.message(str(finding))
-        # a long iteration may be abandoned by a stop request, so what came before it is always kept
+        # a long iteration may be abandoned by a stop request, so the work before it is always kept
         if any_worker(is_main() and (self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS)):
-            self.save(state())
+            self.save(parts)
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Write a checkpoint now, at the same point of all workers; ``state`` is this worker's."""
+    def save(self, parts: Mapping[str, Stateful]) -> None:
+        """Write a checkpoint; all workers call this at the same point, each with its own parts."""
         self._checkpoint_at = time.monotonic()
-        own = own_part(state)
-        workers = gather_to_main(on_cpu(own) if world_size() > 1 else own)  # a GPU's tensors would land on worker 0's
+        state = state_of(parts)
+        entries = worker_entries(parts, state)
+        # tensors of other GPUs would be allocated on that of worker 0
+        workers = gather_to_main(on_cpu(entries) if world_size() > 1 else entries)
         if workers is not None:
-            content = {"run": self.state_dict(), "seed": self.seed, "state": state, "workers": workers}
-            if len(workers) == 1:
-                del content["workers"]  # the state has it all
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state}
+            if len(workers) > 1:  # else the state has everything
+                content["workers"] = workers
             checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
         wait_for_all()
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this object."""
+    def state_dict(self) -> State:
+        """Counters, recent episodes, and the row of an iteration that has not ended."""
         return {
             "iteration": self.iteration,
             "env_steps": self.env_steps,
@@ -158,26 +175,28 @@ class Run:
             "seconds": self.seconds,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
+            "row": None if self._row is None else dict(self._row),
         }
 
-    def _load_state_dict(self, state: dict[str, Any]) -> None:
+    def _load_state_dict(self, state: State) -> None:
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.gradient_steps, self.episodes, self.seconds = state["gradient_steps"], state["episodes"], state["seconds"]
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        self._row = state["row"]
 
     def message(self, text: str) -> None:
-        """Show one line to the user."""
+        """Print a line for the user."""
         if is_main():
             print(text, file=sys.stderr, flush=True)
 
-    def remark(self, text: str) -> None:
-        """Show one line that only the curious need: not to those who asked for quiet."""
+    def inform(self, text: str) -> None:
+        """Print a line unless the run is quiet."""
         if not self._quiet:
             self.message(text)
 
-    def note(self, text: str) -> None:
-        """Show on the progress bar what is going on between two iterations."""
+    def show_status(self, text: str) -> None:
+        """Show on the progress bar what is going on between two rows."""
         if self._logs is not None:
             self._logs.note(text)
 

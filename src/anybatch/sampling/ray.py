@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import is_distributed, world_size
+from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
 from anybatch.errors import AnybatchError, ConfigError, EnvError
 from anybatch.models.actions import ActionSpec
@@ -173,13 +174,19 @@ class RayActors:
         sampled, self._sampled = self._sampled, Sampled()
         return sampled
 
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the environments are elsewhere, and go on."""
+    worker_keys: frozenset[str] = frozenset()  # the environments live in other processes and are not saved
+
+    def state_dict(self) -> State:
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Nothing to restore, and that is said."""
+    def load_state_dict(self, state: State) -> list[str]:
         return [NEW_EPISODES]
+
+    def merge(self, workers: Sequence[State]) -> State:
+        return {}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        return {}
 
     def close(self) -> bool:
         """End the workers, and Ray with them if it was started here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
 from anybatch.envs.groups import groups_of
@@ -163,8 +165,32 @@ class Sampler:
             "generator": self.generator.get_state(),
         }
 
+    @staticmethod
+    def merge(workers: Sequence[State]) -> State:
+        """One state over the environments of all workers."""
+        merged: State = {
+            "env": None,
+            "observation": None,
+            "episodes": concatenate([worker["episodes"] for worker in workers]),
+            "generators": [worker["generator"] for worker in workers],
+        }
+        if all(worker["env"] is not None and list(worker["env"]) == ["envs"] for worker in workers):
+            merged["env"] = {"envs": [env for worker in workers for env in worker["env"]["envs"]]}
+            merged["observation"] = concatenate([worker["observation"] for worker in workers])
+        return merged
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker, from :meth:`merge`."""
+        env = merged["env"]
+        return {
+            "env": None if env is None else {"envs": env["envs"][slot.envs]},
+            "observation": None if env is None else rows(merged["observation"], slot.envs),
+            "episodes": rows(merged["episodes"], slot.envs),
+            "generator": of_rank(merged["generators"], slot.rank, self.generator.get_state()),
+        }
+
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what :meth:`state_dict` gave; False if the environments start new episodes instead."""
+        """Restore :meth:`state_dict`; False if the environments start new episodes instead."""
         if len(state["generator"]) == len(self.generator.get_state()):  # else that of a CPU on a GPU, or the reverse
             self.generator.set_state(state["generator"])
         if state["env"] is None:

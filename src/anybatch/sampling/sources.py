@@ -7,12 +7,13 @@ trained on when i iterations are done, is i - v iterations old.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
 from anybatch.config.schema import TrainConfig
+from anybatch.distributed.state import Slot, State, Stateful, concatenate, rows
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler
 
 Collect = Callable[[int], Rollout]
@@ -22,20 +23,14 @@ NEW_EPISODES = "the environments' state cannot be saved: they start new episodes
 """What is said when a resumed run's environments begin anew."""
 
 
-class RolloutSource(Protocol):
-    """What the training loop needs of a source."""
+class RolloutSource(Stateful, Protocol):
+    """Delivers rollouts to the training loop; all its state belongs to one worker."""
 
     def next(self, iteration: int) -> Rollout:
         """The next rollout to train on; ``iteration`` is how many iterations the present weights were trained for."""
 
     def drain(self) -> Sampled:
         """What was sampled since the last call."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restore what :meth:`state_dict` gave; returns a sentence for each thing that could not be restored."""
 
     def close(self) -> bool:
         """Stop sampling; False if the environments hang in a step, and so must not be touched any more."""
@@ -71,13 +66,23 @@ class Synchronous:
         """What was sampled since the last call."""
         return self._sampler.episodes.drain()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the environments stand."""
+    worker_keys: frozenset[str] = frozenset({"sampler"})
+
+    def state_dict(self) -> State:
+        """State of the environments."""
         return {"sampler": self._sampler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Put the environments back."""
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restore the environments."""
         return [] if self._sampler.load_state_dict(state["sampler"]) else [NEW_EPISODES]
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """State over the environments of all workers."""
+        return {"sampler": self._sampler.merge([worker["sampler"] for worker in workers])}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker."""
+        return {"sampler": self._sampler.split(merged["sampler"], slot)}
 
     def close(self) -> bool:
         """Nothing runs between two calls."""
@@ -115,17 +120,34 @@ class Delayed:
         """What was sampled since the last call, warm-up included."""
         return self._sampler.episodes.drain()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where the environments stand, and the rollouts that wait."""
+    worker_keys: frozenset[str] = frozenset({"sampler", "waiting"})
+
+    def state_dict(self) -> State:
+        """State of the environments, and the waiting rollouts."""
         return {
             "sampler": self._sampler.state_dict(),
             "waiting": [rollout.state_dict() for rollout in self._waiting],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Put the environments and the waiting rollouts back."""
-        self._waiting = deque(Rollout.from_state_dict(one, self._device) for one in state["waiting"])
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restore the environments and the waiting rollouts."""
+        self._waiting = deque(Rollout.from_state_dict(rollout, self._device) for rollout in state["waiting"])
         return [] if self._sampler.load_state_dict(state["sampler"]) else [NEW_EPISODES]
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """State over the environments of all workers."""
+        waiting = zip(*(worker["waiting"] for worker in workers), strict=True)
+        return {
+            "sampler": self._sampler.merge([worker["sampler"] for worker in workers]),
+            "waiting": [concatenate(rollouts) for rollouts in waiting],
+        }
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker."""
+        return {
+            "sampler": self._sampler.split(merged["sampler"], slot),
+            "waiting": [rows(rollout, slot.envs) for rollout in merged["waiting"]],
+        }
 
     def close(self) -> bool:
         """Nothing runs between two calls."""

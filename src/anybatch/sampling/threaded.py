@@ -18,11 +18,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 import torch
 
+from anybatch.distributed.state import Slot, State
 from anybatch.models.agent import Agent
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler
 from anybatch.sampling.sources import NEW_EPISODES
@@ -113,8 +115,10 @@ class Asynchronous:
         sampled, self._handed_out = self._handed_out, Sampled()
         return sampled
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, while the sampler goes on."""
+    worker_keys: frozenset[str] = frozenset({"sampler", "waiting", "first", "current", "published"})
+
+    def state_dict(self) -> State:
+        """State of the environments when the running rollout began, and the waiting rollouts."""
         with self._changed:
             if self._began["env"] is None:
                 return {"sampler": self._began}
@@ -127,8 +131,8 @@ class Asynchronous:
                 "published": dict(self._published) if self._deterministic else {},
             }
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[str]:
-        """Restore what :meth:`state_dict` gave; before the first :meth:`next`."""
+    def load_state_dict(self, state: State) -> list[str]:
+        """Restore :meth:`state_dict`, before the first :meth:`next`."""
         if not self._sampler.load_state_dict(state["sampler"]):
             self._began = self._sampler.state_dict()
             return [f"{NEW_EPISODES}, and what was sampled ahead of training (up to {self._max_lag} rollouts) is lost"]
@@ -139,6 +143,15 @@ class Asynchronous:
         )
         self._first, self._current, self._published = state["first"], state["current"], dict(state["published"])
         return []
+
+    def merge(self, workers: Sequence[State]) -> State:
+        """The environments of all workers; rollouts sampled ahead of training are dropped."""
+        merged = self._sampler.merge([worker["sampler"] for worker in workers])
+        return {"sampler": {**merged, "env": None, "observation": None}}
+
+    def split(self, merged: State, slot: Slot) -> State:
+        """State of one worker, which starts new episodes."""
+        return {"sampler": self._sampler.split(merged["sampler"], slot)}
 
     def close(self) -> bool:
         """Stop the sampler between two steps; False if it is still in one after a few seconds."""

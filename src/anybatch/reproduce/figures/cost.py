@@ -15,7 +15,7 @@ from anybatch.reproduce.results import Curve, Results
 from anybatch.reproduce.style import LABELS, panels
 from anybatch.reproduce.suites.suite import Cell, Figure, Suite
 from anybatch.reproduce.tables import markdown
-from anybatch.runs.build import Parts, build
+from anybatch.runs.build import Components, build
 from anybatch.training import estimate_advantages
 
 PAPER = {"ppo-ewma": (0.30, 0.19), "ppg-ewma": (0.023, 0.03)}
@@ -77,7 +77,7 @@ def measure(suite: Suite) -> Results:
     return Results(curves)
 
 
-def one_phase(parts: Parts) -> None:
+def one_phase(parts: Components) -> None:
     """A phase of PPG, and as many iterations of PPO, as the training loop does them but without its logs."""
     config = parts.learner.config
     for _ in range(config.aux.policy_iterations):
