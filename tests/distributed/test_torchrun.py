@@ -66,7 +66,7 @@ def test_a_killed_worker_ends_the_job_with_the_reason_and_the_same_command_goes_
     assert [int(row["env_steps"]) for row in rows(out)] == [80 * i for i in range(1, 61)]
     content, _ = load_newest(out / "checkpoints")
     assert len(content["workers"]) == 2
-    assert [len(worker["return"]) for worker in content["workers"]] == [3, 2]
+    assert [len(worker["reward_normalizer"]["return"]) for worker in content["workers"]] == [3, 2]
     assert not (out / "segments").exists()
 
 

@@ -462,6 +462,6 @@ def test_what_an_environment_says_is_not_taken_for_an_edited_configuration(
     def refuse(*_: object) -> list[str]:
         raise EnvError("its wrappers were others")
 
-    monkeypatch.setattr(Components, "load_state_dict", refuse)
+    monkeypatch.setattr(training, "restore", refuse)
     with pytest.raises(EnvError, match="its wrappers were others"):
         resume(tmp_path / "run", quiet=True)

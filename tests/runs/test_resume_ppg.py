@@ -92,7 +92,8 @@ def test_stopped_in_a_policy_phase(storage: str, iteration: int, tmp_path: Path)
     train(config, tmp_path / "whole", seed=3, quiet=True)
     with hooked(lambda i, interrupts: interrupts.request() if i == iteration else None):
         assert train(config, tmp_path / "run", seed=3, quiet=True).interrupted
-    assert len(rows(tmp_path / "run")) == iteration
+    # an iteration ends with its auxiliary phase: its row is written after that
+    assert len(rows(tmp_path / "run")) == iteration - (iteration == N_PI)
     assert (tmp_path / "run" / "segments").exists() == (storage == "disk")
     assert not resume(tmp_path / "run", quiet=True).interrupted
     assert_same(tmp_path / "run", tmp_path / "whole")
@@ -105,7 +106,7 @@ def test_stopped_in_an_auxiliary_phase(storage: str, step: int, tmp_path: Path) 
     train(config, tmp_path / "whole", seed=3, quiet=True)
     with at_step(step, ask_to_stop):
         assert train(config, tmp_path / "run", seed=3, quiet=True).interrupted
-    assert len(rows(tmp_path / "run")) == (N_PI if step <= PHASE else 2 * N_PI)
+    assert len(rows(tmp_path / "run")) == (N_PI if step <= PHASE else 2 * N_PI) - 1
     state = final_state(tmp_path / "run")["state"]["auxiliary"]
     assert state["total_steps"] == step  # nothing of the phase is done twice
     assert not resume(tmp_path / "run", quiet=True).interrupted
