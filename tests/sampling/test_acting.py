@@ -24,9 +24,9 @@ from anybatch.observations import leaves, map_observation
 from anybatch.presets import ppo_ewma
 from anybatch.runs.build import build
 from anybatch.sampling import numpy_policy
-from anybatch.sampling.acting import acting
+from anybatch.sampling.acting import rollout_actor
 from anybatch.sampling.numpy_policy import ArrayPolicy
-from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
+from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.sampling.rollout import Rollout, Sampler, collect
 from anybatch.system.signals import Interrupts
 
@@ -133,16 +133,16 @@ def test_numpy_acts_by_itself_where_it_can() -> None:
     def kind(live: Any, like: Any = None) -> str:
         like = draw(VECTOR, 2) if like is None else like
         spec = live.action_spec
-        room = room_for(like, 4, CPU)
-        return type(acting(live, spec, spec.noise((4, len(leaves(room)[0]))), ObservationBuffer(room))).__name__
+        buffer = ObservationBuffer.allocate(like, 4, CPU)
+        return type(rollout_actor(live, spec, spec.noise((4, len(leaves(like)[0]))), buffer)).__name__
 
-    assert kind(agent(VECTOR, spaces.Discrete(2))) == "_WithNumpy"
-    assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_WithTorch"
+    assert kind(agent(VECTOR, spaces.Discrete(2))) == "_NumpyActor"
+    assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_TorchActor"
     images = spaces.Box(0, 255, (64, 64, 3), np.uint8)
-    assert kind(agent(images, spaces.Discrete(2)), draw(images, 2)) == "_WithTorch"
+    assert kind(agent(images, spaces.Discrete(2)), draw(images, 2)) == "_TorchActor"
     mixed = spaces.Dict({"image": images, "speed": VECTOR})
-    assert kind(agent(mixed, spaces.Discrete(2)), draw(mixed, 2)) == "_WithTorch"
-    assert kind(agent(VECTOR, spaces.Discrete(2)), draw(VECTOR, 1000)) == "_WithTorch"
+    assert kind(agent(mixed, spaces.Discrete(2)), draw(mixed, 2)) == "_TorchActor"
+    assert kind(agent(VECTOR, spaces.Discrete(2)), draw(VECTOR, 1000)) == "_TorchActor"
 
 
 class Doubled(MlpEncoder):

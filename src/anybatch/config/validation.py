@@ -26,7 +26,6 @@ _RANGES = {
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
-    "env.groups": _AT_LEAST_1,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
@@ -121,12 +120,6 @@ def validate_shares(config: TrainConfig, shares: Sequence[int]) -> None:
             raise ConfigError(
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
                 f"and one of {len(shares)} workers has {share}"
-            )
-        together = share // max(1, source.ray_workers)
-        if together % config.env.groups:
-            raise ConfigError(
-                f"env.groups is {config.env.groups}, but must divide the environments that are stepped together, "
-                f"which are {together} of {config.env.num_envs}"
             )
 
 

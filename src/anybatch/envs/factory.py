@@ -17,7 +17,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv, derive_seeds
-from anybatch.envs.groups import GroupedEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
@@ -27,27 +26,17 @@ from anybatch.errors import ConfigError, EnvError
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
 
-def make(config: EnvConfig, num_envs: int, seed: int, *, groups: int = 1, rendering: bool = False) -> VectorEnv:
+def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False) -> VectorEnv:
     """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
 
     seed: environments made with different seeds have nothing in common; the same seed gives the same ones.
-    groups: of equal size, that can be stepped apart; more than one give a :class:`anybatch.envs.groups.GroupedEnv`.
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    size = num_envs // groups if groups > 0 else 0
-    if size * groups != num_envs:
-        raise ConfigError(f"env.groups is {groups}, but must divide the {num_envs} environments.")
-    seeds, made = derive_seeds(seed, num_envs), list[VectorEnv]()
-    with contextlib.ExitStack() as undo:
-        for start in range(0, num_envs, size):
-            env = _make(config, seeds[start : start + size], rendering)
-            made.append(env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id))
-            undo.callback(made[-1].close)
-        undo.pop_all()
-    return made[0] if groups == 1 else GroupedEnv(made)
+    env = _make(config, derive_seeds(seed, num_envs), rendering)
+    return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
 
 
 def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:

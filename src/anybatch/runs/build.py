@@ -137,8 +137,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     prepare_device(device)
     interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
     # Ray's workers have environments of their own
-    stepped, groups = (1, 1) if config.rollout.source.ray_workers else (num_envs, config.env.groups)
-    env = make(config.env, stepped, env_seed, groups=groups)
+    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)
     with contextlib.ExitStack() as undo:
         undo.callback(env.close)
         action_spec = ActionSpec(env.action_space)

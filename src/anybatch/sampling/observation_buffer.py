@@ -10,16 +10,6 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.observations import Observation, leaves, map_observation
 
 
-def room_for(like: EnvObservation, steps: int, device: torch.device) -> Observation:
-    """Uninitialised tensors (N, T, ...) on a device for ``steps`` observations shaped (N, ...) as ``like`` is."""
-
-    def allocate(array: np.ndarray) -> Tensor:
-        dtype = torch.from_numpy(array[:0]).dtype
-        return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
-
-    return map_observation(allocate, like)
-
-
 class ObservationBuffer:
     """The observations of T steps of N environments, filled one step at a time."""
 
@@ -31,6 +21,16 @@ class ObservationBuffer:
         # memory that a GPU copies from by itself; and on a CPU the same memory, which NumPy writes to with less ado
         self._staging = map_observation(_page_locked_step, observations) if on_gpu else None
         self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(observations)]
+
+    @classmethod
+    def allocate(cls, like: EnvObservation, steps: int, device: torch.device) -> ObservationBuffer:
+        """A buffer on a device for ``steps`` observations shaped (N, ...) as ``like`` is."""
+
+        def empty(array: np.ndarray) -> Tensor:
+            dtype = torch.from_numpy(array[:0]).dtype
+            return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
+
+        return cls(map_observation(empty, like))
 
     def keep(self, t: int, observation: EnvObservation) -> None:
         """Write column ``t`` on a CPU."""

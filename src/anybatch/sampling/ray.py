@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, config: TrainConfig, num_envs: int, env_seed: int, action_seed: int) -> None:
         """Make ``num_envs`` environments; the worker computes on the CPU."""
-        env = make(config.env, num_envs, env_seed, groups=config.env.groups)
+        env = make(config.env, num_envs, env_seed)
         bootstrap = config.env.bootstrap_truncated
         self._sampler = Sampler(
             env,

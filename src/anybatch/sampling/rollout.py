@@ -11,13 +11,11 @@ from torch import Tensor
 
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
-from anybatch.envs.groups import groups_of
-from anybatch.envs.spaces import concatenated
 from anybatch.errors import DivergenceError
 from anybatch.models.actions import ActionSpec
-from anybatch.observations import Observation, map_observation, rows_of
-from anybatch.sampling.acting import Actor, acting, joined
-from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
+from anybatch.observations import Observation, map_observation
+from anybatch.sampling.acting import Actor, rollout_actor
+from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.system.signals import Interrupts
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
@@ -150,6 +148,18 @@ class Sampler:
         self.observation: EnvObservation | None = None
         """(N, ...) to act on next; None before the first step."""
 
+    def take_observation(self, interrupts: Interrupts) -> EnvObservation:
+        """The observations (N, ...) to act on next, after a reset if there are none.
+
+        None are left behind, so that the rollout after one that was broken off begins new episodes.
+        """
+        if self.observation is None:
+            with interrupts.breakable():
+                self.observation = self.env.reset()
+            self.episodes.restart()
+        observation, self.observation = self.observation, None
+        return observation
+
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
         env_state, observation = None, None
@@ -175,13 +185,14 @@ class Sampler:
         return True
 
 
+@torch.no_grad()
 def collect(
     sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
 ) -> Rollout:
     """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
 
     Args:
-        sampler: where the environments stand; left where the rollout ends.
+        sampler: the environments, which continue from their last observation.
         agent: the behaviour policy and value function.
         steps: T.
         device: where the rollout is kept.
@@ -195,72 +206,55 @@ def collect(
         EnvError: the environment broke its contract.
         DivergenceError: the policy's outputs are not finite.
     """
-    env, spec, episodes = sampler.env, sampler.action_spec, sampler.episodes
-    if sampler.observation is None:
+    env, spec = sampler.env, sampler.action_spec
+    observation = sampler.take_observation(interrupts)
+    reward = np.empty((env.num_envs, steps), dtype=np.float32)
+    done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
+    final_values: list[tuple[np.ndarray, int, Tensor]] = []
+    buffer = ObservationBuffer.allocate(observation, steps, device)
+    actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
+    for t in range(steps):
+        interrupts.check()
+        action = actor.act(t, observation)
         with interrupts.breakable():
-            sampler.observation = env.reset()
-        episodes.restart()
-    observation, sampler.observation = sampler.observation, None  # a rollout that is broken off ends in new episodes
-    shape = (env.num_envs, steps)
-    reward = np.empty(shape, dtype=np.float32)
-    done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
-    bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
+            step = env.step(action)
+        observation = step.observation
+        reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
+        if sampler.bootstrap_truncated and step.final_observation is not None:
+            final_values.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
+    sampler.observation = observation
+    last_value = agent.value(to_device(observation, device))
+    acted = actor.result()
+    logp = spec.distribution(acted.params).log_prob(acted.action)
+    _check_finite(acted.value, logp)
+    return Rollout(
+        observation=buffer.observations,
+        action=acted.action,
+        behavior_logp=logp,
+        behavior_params=acted.params,
+        reward=torch.from_numpy(reward).to(device),
+        value=acted.value,
+        next_value=_next_value(acted.value, last_value, final_values),
+        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
+        done=torch.from_numpy(done).to(device),
+        terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
+        version=version,
+    )
 
-    with torch.no_grad():
-        observations = room_for(observation, steps, device)
-        noise = spec.noise((steps, env.num_envs), sampler.generator, device)
-        groups = [
-            (rows, envs, acting(agent, spec, noise[:, rows], ObservationBuffer(rows_of(observations, rows))))
-            for rows, envs in groups_of(env)
-        ]
-        for rows, _, policy in groups:
-            policy.ask(0, rows_of(observation, rows))
-        for t in range(steps):
-            latest = []
-            for rows, envs, policy in groups:
-                interrupts.check()
-                native = policy.take()
-                with interrupts.breakable():
-                    step = envs.step(native)
-                if t + 1 < steps:
-                    policy.ask(t + 1, step.observation)  # which a GPU computes while the next group steps
-                latest.append(step.observation)
-                reward[rows, t] = step.reward
-                done[rows, t] = step.done
-                terminated[rows, t] = step.terminated
-                if sampler.bootstrap_truncated and step.final_observation is not None:
-                    final_value = agent.value(to_device(step.final_observation, device))
-                    bootstraps.append((step.final_index + rows.start, t, final_value))
-        sampler.observation = concatenated(latest)
-        last_value = agent.value(to_device(sampler.observation, device))
-        acted = joined([policy.result() for _, _, policy in groups])
-        value, logp = acted.value, spec.distribution(acted.params).log_prob(acted.action)
 
+def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.ndarray, int, Tensor]]) -> Tensor:
+    """V(s_{t+1}) before any reset (N, T), from V(s_t) and the values of what resets replaced."""
+    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
+    for env_index, t, final_value in final_values:
+        next_value[torch.from_numpy(env_index).to(value.device), t] = final_value
+    return next_value
+
+
+def _check_finite(value: Tensor, logp: Tensor) -> None:
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
             "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
         )
-    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
-    for index, t, final_value in bootstraps:
-        next_value[torch.from_numpy(index).to(device), t] = final_value
-    first = episodes.add(reward, done)
-    if not sampler.bootstrap_truncated:
-        terminated = done
-    flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
-    reward_t, first_t, done_t, terminated_t = flags
-    return Rollout(
-        observation=observations,
-        action=acted.action,
-        behavior_logp=logp,
-        behavior_params=acted.params,
-        reward=reward_t,
-        value=value,
-        next_value=next_value,
-        first=first_t,
-        done=done_t,
-        terminated=terminated_t,
-        version=version,
-    )
 
 
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
