@@ -246,9 +246,9 @@ def main() -> None:
         here = spec.cores if spec.ranks == 1 else [spec.cores[int(os.environ["RANK"]) % len(spec.cores)]]
         pin(here)
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))  # before torch is imported
-    from anybatch.distributed.process_group import join
+    from anybatch.distributed.process_group import joined_process_group
 
-    with tempfile.TemporaryDirectory() as temporary, join():
+    with tempfile.TemporaryDirectory() as temporary, joined_process_group():
         print(json.dumps(run(spec, Path(spec.folder or temporary))), flush=True)
 
 

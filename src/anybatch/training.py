@@ -17,14 +17,14 @@ from anybatch.config.validation import validate
 from anybatch.distributed.collectives import (
     any_worker,
     check_equal,
+    envs_per_worker,
     is_distributed,
     is_main,
-    join,
+    joined_process_group,
+    local_num_envs,
     mean_over_workers,
     moments_of,
     rank,
-    share_of,
-    shares,
     wait_for_all,
     world_size,
 )
@@ -60,7 +60,7 @@ class TrainResult:
     """A stop was asked for; ``anybatch resume`` goes on."""
 
 
-@join()
+@joined_process_group()
 def train(
     config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
 ) -> TrainResult:
@@ -90,7 +90,7 @@ def train(
         return _run(run, parts)
 
 
-@join()
+@joined_process_group()
 def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
     """Go on with a run from its newest intact checkpoint.
 
@@ -115,7 +115,7 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
     with _closing(parts):
         _prepare_auxiliary_phase(run, parts)
         try:
-            given = shares(run.config.env.num_envs, world_size())
+            given = envs_per_worker(run.config.env.num_envs, world_size())
             state, anew = state_of_worker(content, parts.state_dict(), rank(), given)
             lost = anew + parts.load_state_dict(state)
         except AnybatchError:  # says what it is about
@@ -136,7 +136,7 @@ def _closing(parts: Parts) -> Iterator[None]:
         try:
             yield
         finally:
-            if parts.source.close() and not parts.learner.interrupts.broke_off:
+            if parts.source.close() and not parts.learner.interrupts.call_interrupted:
                 parts.env.close()
             if parts.auxiliary:
                 parts.auxiliary.store.close()
@@ -163,7 +163,7 @@ def _loop(run: Run, parts: Parts) -> None:
         run.remark("freed memory is kept for the next gradient step (keep_freed_memory)")
     if config.compile:
         run.remark("the first iteration takes up to a minute longer (compile)")
-    share = share_of(config.env.num_envs) / config.env.num_envs
+    share = local_num_envs(config.env.num_envs) / config.env.num_envs
     wait_for_all()
     while not run.finished and not any_worker(learner.interrupts.requested):
         if parts.auxiliary and parts.auxiliary.due:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate_shares
-from anybatch.distributed.collectives import shares
+from anybatch.config.validation import validate_envs_per_worker
+from anybatch.distributed.collectives import envs_per_worker
 from anybatch.errors import ConfigError
 from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.training import resume
@@ -50,7 +50,7 @@ def test_exchange() -> None:
         assert seen["mean"] == pytest.approx((0 * 1 + 1 * 2 + 2 * 3) / 6)
         assert seen["max_seen"] == 2 and math.isnan(seen["gone"])
         assert one["any"] == [False, True]
-        assert one["everyone"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert one["all_gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert one["main"] == "from 0" and one["error"] == "no"
         assert one["mismatch"].startswith("then the odd of worker 1 is not that of worker 0"), rank
         assert one["stopped"]
@@ -58,13 +58,15 @@ def test_exchange() -> None:
 
 
 def test_shares() -> None:
-    assert shares(10, 4) == [3, 3, 2, 2]
-    assert shares(8, 4) == [2, 2, 2, 2]
+    assert envs_per_worker(10, 4) == [3, 3, 2, 2]
+    assert envs_per_worker(8, 4) == [2, 2, 2, 2]
     with pytest.raises(ConfigError, match=r"env.num_envs is 3, but 4 workers need at least one"):
-        shares(3, 4)
-    validate_shares(small(envs=5), [3, 2])
+        envs_per_worker(3, 4)
+    validate_envs_per_worker(small(envs=5), [3, 2])
     with pytest.raises(ConfigError, match=r"2 workers share env.num_envs 5: optimizer.minibatches 8"):
-        validate_shares(small(envs=5, minibatches=8), [3, 2])  # 3 environments of 12 steps, cut into 8 pieces each
+        validate_envs_per_worker(
+            small(envs=5, minibatches=8), [3, 2]
+        )  # 3 environments of 12 steps, cut into 8 pieces each
 
 
 CASES: dict[str, tuple[int, TrainConfig]] = {

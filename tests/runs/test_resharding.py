@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from anybatch.distributed.collectives import shares
+from anybatch.distributed.collectives import envs_per_worker
 from anybatch.runs.resharding import regrouped
 
 SEGMENTS, STEPS = 2, 3
@@ -59,15 +59,15 @@ def equal(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1), (1, 4)])
 def test_environments_keep_their_order_and_their_data(before: int, after: int) -> None:
-    old, new = together(shares(5, before)), together(shares(5, after))
+    old, new = together(envs_per_worker(5, before)), together(envs_per_worker(5, after))
     for number in range(after):
         fresh = {**new[number], "return": None, "source": new[number]["source"]}
-        got = regrouped(old, fresh, number, shares(5, after))
+        got = regrouped(old, fresh, number, envs_per_worker(5, after))
         assert equal(got, new[number])  # random numbers: the old ones where there are any, which are told by number
         for one in (*old, fresh, new[number]):
             one.pop("return", None)  # as without a reward normaliser
-        assert equal(regrouped(old, fresh, number, shares(5, after)), new[number])
-        old = together(shares(5, before))
+        assert equal(regrouped(old, fresh, number, envs_per_worker(5, after)), new[number])
+        old = together(envs_per_worker(5, before))
 
 
 def test_environments_that_cannot_be_saved_start_anew() -> None:

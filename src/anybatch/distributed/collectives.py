@@ -17,32 +17,32 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from anybatch.distributed import process_group
-from anybatch.distributed.process_group import is_distributed, join, local_device, sum_, wait_for_all
+from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device, sum_, wait_for_all
 from anybatch.errors import AnybatchError, ConfigError, WorkerError
 from anybatch.system.signals import Interrupted, Interrupts
 
 __all__ = [
+    "all_gather",
     "any_worker",
     "broadcast_",
-    "check_alone",
     "check_equal",
-    "everyone",
+    "check_interrupt_if_single_worker",
+    "envs_per_worker",
     "from_main",
     "gather_to_main",
     "is_distributed",
     "is_main",
-    "join",
+    "joined_process_group",
     "local_device",
+    "local_num_envs",
+    "local_world_size",
     "mean_gradients_",
     "mean_over_workers",
     "moments",
     "moments_of",
     "on_main",
     "rank",
-    "share_of",
-    "shares",
     "wait_for_all",
-    "workers_here",
     "world_size",
 ]
 
@@ -65,7 +65,7 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def shares(num_envs: int, workers: int) -> list[int]:
+def envs_per_worker(num_envs: int, workers: int) -> list[int]:
     """Environments of each worker, as equal as possible; the first ones have one more where they must.
 
     Raises:
@@ -76,24 +76,24 @@ def shares(num_envs: int, workers: int) -> list[int]:
     return [num_envs // workers + (number < num_envs % workers) for number in range(workers)]
 
 
-def share_of(num_envs: int) -> int:
+def local_num_envs(num_envs: int) -> int:
     """Environments of this worker."""
-    return shares(num_envs, world_size())[rank()]
+    return envs_per_worker(num_envs, world_size())[rank()]
 
 
-def workers_here() -> int:
+def local_world_size() -> int:
     """Number of workers on this machine, which share its memory and disk."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
 
 
 def mean_gradients_(
-    parameters: Iterable[Parameter], share: float | None = None, interrupts: Interrupts | None = None
+    parameters: Iterable[Parameter], weight: float | None = None, interrupts: Interrupts | None = None
 ) -> None:
     """Average gradients over all workers in place, in one flat all-reduce.
 
     Args:
         parameters: whose gradients; the same ones on every worker.
-        share: this worker's part of the samples that all gradients are means over; None if all have as many.
+        weight: this worker's fraction of the samples of all workers; None for equal numbers of samples.
         interrupts: when a worker was told to stop and its time is up, all stop here together.
 
     Raises:
@@ -104,18 +104,18 @@ def mean_gradients_(
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overdue = torch.full((1,), float(interrupts is not None and interrupts.overdue), device=gradients[0].device)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).mul_(share or 1 / world_size())
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).mul_(weight or 1 / world_size())
     flat = torch.cat([flat, overdue.to(flat)])
     sum_(flat)
     sizes = [gradient.numel() for gradient in gradients]
-    for gradient, piece in zip(gradients, flat[:-1].split(sizes), strict=True):
-        gradient.copy_(piece.view_as(gradient))
+    for gradient, mean in zip(gradients, flat[:-1].split(sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
     # on a GPU the flag would hold back what is queued; steps are short there, and the iteration's end is soon
     if flat.device.type == "cpu" and float(flat[-1]) > 0:
         raise Interrupted
 
 
-def check_alone(interrupts: Interrupts) -> None:
+def check_interrupt_if_single_worker(interrupts: Interrupts) -> None:
     """:meth:`Interrupts.check` where a single worker must not leave the others waiting: only if there are none."""
     if not is_distributed():
         interrupts.check()
@@ -155,16 +155,16 @@ def _pooled(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, T
     return pooled, (count * (var + (mean - pooled).square())).sum() / total, total
 
 
-def mean_over_workers(values: Mapping[str, float], share: float) -> dict[str, float]:
+def mean_over_workers(values: Mapping[str, float], weight: float) -> dict[str, float]:
     """Statistics of this worker as those of all; a name that starts with ``max_`` keeps the largest.
 
     Args:
         values: by name, the same names in the same order on every worker.
-        share: this worker's part of the samples.
+        weight: this worker's fraction of the samples of all workers.
     """
     if not is_distributed():
         return dict(values)
-    rows = _rows([share, *values.values()])
+    rows = _rows([weight, *values.values()])
     return {
         name: max(row[i] for row in rows)
         if name.startswith("max_")
@@ -218,7 +218,7 @@ def _digest(tensors: Iterable[Tensor]) -> bytes:
     return found.digest()
 
 
-def everyone(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """What every worker has, by number; small things of any kind."""
     if not is_distributed():
         return [value]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anybatch.errors import ConfigError, WorkerError
-from anybatch.system.launcher import launched, launched_rank
+from anybatch.system.launcher import launcher_rank, started_by_launcher
 
 _JOIN_SECONDS = 300.0  # also for what is rare and slow: checkpoints, and what is read when a run goes on
 _PATIENCE_SECONDS = 16.0
@@ -33,13 +33,13 @@ _calls = 0
 
 
 @contextlib.contextmanager
-def join() -> Iterator[None]:
+def joined_process_group() -> Iterator[None]:
     """Join the other workers, if there are any, for the length of the block; inside another such block do nothing.
 
     Raises:
         WorkerError: the others did not come.
     """
-    if not launched() or dist.is_initialized():
+    if not started_by_launcher() or dist.is_initialized():
         yield
         return
     seconds = patience()
@@ -55,7 +55,7 @@ def join() -> Iterator[None]:
         raise
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
-            f"worker {launched_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
+            f"worker {launcher_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {_first_line(error)}"
         ) from error
     try:
@@ -75,7 +75,7 @@ def local_device(name: str) -> str:
     Raises:
         ConfigError: one GPU is named for several workers of this machine, or there are fewer GPUs than workers.
     """
-    if not launched() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if not started_by_launcher() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return name
     here, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if name not in ("auto", "cuda"):
@@ -125,9 +125,9 @@ def from_main(value: Any) -> Any:
 
 def gather_to_main(value: Any) -> list[Any] | None:
     """What every worker has, by number, on worker 0; None elsewhere."""
-    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    _guard(lambda: dist.gather_object(value, everyone, dst=0))
-    return everyone
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    _guard(lambda: dist.gather_object(value, gathered, dst=0))
+    return gathered
 
 
 def _guard(collective: Callable[[], object]) -> None:

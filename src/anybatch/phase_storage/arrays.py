@@ -25,8 +25,8 @@ class SegmentArray(Protocol):
     def read_range(self, start: int, stop: int) -> Tensor:
         """A copy of the samples from ``start`` up to, not including, ``stop``, on the CPU."""
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
-        """A copy (K * length, *shape), on the CPU, of the pieces (K,); piece p begins at sample p * length."""
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
+        """A copy (K * length, *shape), on the CPU, of the chunks (K,); chunk i begins at sample i * length."""
 
     def sync(self) -> None:
         """Force what was written to the disk."""
@@ -53,9 +53,9 @@ class RamArray:
         """See :class:`SegmentArray`."""
         return self._data[start:stop].clone()
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
         """See :class:`SegmentArray`."""
-        return self._data.view(-1, length, *self._data.shape[1:])[pieces].flatten(0, 1)
+        return self._data.view(-1, length, *self._data.shape[1:])[chunks].flatten(0, 1)
 
     def sync(self) -> None:
         """Nothing to do."""
@@ -102,9 +102,9 @@ class DiskArray:
         """See :class:`SegmentArray`."""
         return self._read([start], stop - start)
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
         """See :class:`SegmentArray`."""
-        return self._read([piece * length for piece in pieces.tolist()], length)
+        return self._read([chunk * length for chunk in chunks.tolist()], length)
 
     def _read(self, starts: list[int], length: int) -> Tensor:
         result = torch.empty((len(starts) * length, *self._shape), dtype=self._dtype)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.distributed.collectives import is_main, rank, workers_here, world_size
+from anybatch.distributed.collectives import is_main, local_world_size, rank, world_size
 from anybatch.errors import ConfigError
 from anybatch.minibatches import equal_cuts
 from anybatch.observations import Observation, leaves, map_observation
@@ -41,9 +41,9 @@ class AuxiliaryMinibatch:
         """Number of samples B."""
         return len(self.value_target)
 
-    def pieces(self, most: int) -> Iterator[AuxiliaryMinibatch]:
-        """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
-        for cut in equal_cuts(len(self), most):
+    def micro_batches(self, max_samples: int) -> Iterator[AuxiliaryMinibatch]:
+        """Split into consecutive micro-batches of at most ``max_samples`` samples, as equal as possible."""
+        for cut in equal_cuts(len(self), max_samples):
             yield self._map(lambda tensor, cut=cut: tensor[cut])
 
     def to(self, device: torch.device) -> AuxiliaryMinibatch:
@@ -75,7 +75,7 @@ class SegmentStore:
         """
         self.layout = layout
         self.folder = folder
-        self.need = layout.total_bytes * workers_here()
+        self.need = layout.total_bytes * local_world_size()
         disk = 0 if folder is None else free_disk(folder)
         self.kind = choose_storage(wanted, self.need, free_ram=free_memory(), free_disk=disk)
         self.count = 0
@@ -133,14 +133,14 @@ class SegmentStore:
         """Keep the old policy's parameters (B, P) for the samples from ``start`` on."""
         self._arrays["old_params"].write(start, params)
 
-    def minibatch(self, pieces: Tensor, length: int) -> AuxiliaryMinibatch:
-        """Pieces of trajectories as one minibatch, on the CPU.
+    def minibatch(self, chunks: Tensor, length: int) -> AuxiliaryMinibatch:
+        """Read chunks of trajectories as one minibatch, on the CPU.
 
         Args:
-            pieces: (K,) piece numbers; piece p is the samples p*length to (p+1)*length - 1.
-            length: timesteps of a piece, which divides T.
+            chunks: (K,) numbers of chunks; chunk i is the samples i*length to (i+1)*length - 1.
+            length: timesteps of a chunk, which divides T.
         """
-        read = {name: array.read_pieces(pieces, length) for name, array in self._arrays.items()}
+        read = {name: array.read_chunks(chunks, length) for name, array in self._arrays.items()}
         return AuxiliaryMinibatch(self._pack(read.__getitem__), read["value_target"], read["old_params"])
 
     def clear(self) -> None:

@@ -13,15 +13,15 @@ import torch
 
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate_shares
+from anybatch.config.validation import validate_envs_per_worker
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.distributed.collectives import (
     broadcast_,
+    envs_per_worker,
     is_distributed,
     local_device,
+    local_num_envs,
     rank,
-    share_of,
-    shares,
     world_size,
 )
 from anybatch.envs.base import VectorEnv
@@ -120,8 +120,8 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
         EnvError: the environment cannot be made.
     """
-    validate_shares(config, shares(config.env.num_envs, world_size()))
-    num_envs = share_of(config.env.num_envs)
+    validate_envs_per_worker(config, envs_per_worker(config.env.num_envs, world_size()))
+    num_envs = local_num_envs(config.env.num_envs)
     model_seed, env_seed, action_seed, shuffle_seed = (
         stream_seed(seed, name, worker, number)
         for name, worker, number in (
@@ -255,7 +255,7 @@ def _source(
 ) -> RolloutSource:
     source = config.rollout.source
     if source.ray_workers:
-        num_envs = share_of(config.env.num_envs)
+        num_envs = local_num_envs(config.env.num_envs)
         return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
     collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
     if source.kind == "asynchronous":

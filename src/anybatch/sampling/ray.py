@@ -166,7 +166,7 @@ class RayActors:
             rollout, sampled = self._receive(number)
             parts.append(Rollout.from_state_dict(rollout, self._device))
             self._sampled.add(Sampled(**sampled))
-        return join(parts)
+        return concatenate_rollouts(parts)
 
     def drain(self) -> Sampled:
         """What belongs to the rollouts handed out since the last call."""
@@ -253,7 +253,7 @@ def _reason(error: Exception) -> str:
     return lines[-1] if "creation task" in lines[0] else lines[0]
 
 
-def join(parts: list[Rollout]) -> Rollout:
+def concatenate_rollouts(parts: list[Rollout]) -> Rollout:
     """Rollouts (N_1, T), (N_2, T), ... of different environments as one (N_1 + N_2 + ..., T); as old as the oldest."""
     states = [part.state_dict() for part in parts]
     joined: dict[str, Any] = {

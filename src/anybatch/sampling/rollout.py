@@ -154,7 +154,7 @@ class Sampler:
         None are left behind, so that the rollout after one that was broken off begins new episodes.
         """
         if self.observation is None:
-            with interrupts.breakable():
+            with interrupts.interruptible():
                 self.observation = self.env.reset()
             self.episodes.restart()
         observation, self.observation = self.observation, None
@@ -216,7 +216,7 @@ def collect(
     for t in range(steps):
         interrupts.check()
         action = actor.act(t, observation)
-        with interrupts.breakable():
+        with interrupts.interruptible():
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated

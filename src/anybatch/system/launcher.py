@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 
-def launched() -> bool:
+def started_by_launcher() -> bool:
     """Whether this process was started as one of several data-parallel workers."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def launched_rank() -> int:
+def launcher_rank() -> int:
     """This worker's number as its launcher gave it, whether or not it has joined the others yet; 0 if it is alone."""
-    return int(os.environ["RANK"]) if launched() else 0
+    return int(os.environ["RANK"]) if started_by_launcher() else 0

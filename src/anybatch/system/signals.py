@@ -26,7 +26,7 @@ class Interrupts:
     An iteration that would take longer than ``patience`` seconds is abandoned instead: :meth:`check`, called between
     environment steps and between gradient steps, then raises :class:`Interrupted`, and the run goes on later from its
     last checkpoint. A second signal abandons it at once. A step that hangs never comes to its check: within
-    :meth:`breakable` the signal handler raises instead, which ends whatever waits in Python.
+    :meth:`interruptible` the signal handler raises instead, which ends whatever waits in Python.
     """
 
     def __init__(self, patience: float = 4.0, *, echo: float = 0.0) -> None:
@@ -39,8 +39,8 @@ class Interrupts:
         """
         self.patience = patience
         self.echo = echo
-        self.broke_off = False
-        """Whether a call within :meth:`breakable` was broken off, so that what it belongs to must not be touched."""
+        self.call_interrupted = False
+        """Whether a call within :meth:`interruptible` was broken off, so that what it belongs to must not be touched."""
         self._deadline: float | None = None
         self._breakable = False
         self._alarm: threading.Timer | None = None
@@ -68,7 +68,7 @@ class Interrupts:
             raise Interrupted
 
     @contextmanager
-    def breakable(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """While this lasts, a signal raises :class:`Interrupted` in the middle of a call once patience has run out."""
         self._breakable = True
         try:
@@ -108,7 +108,7 @@ class Interrupts:
             self._alarm.daemon = True
             self._alarm.start()
         if self._breakable and self.overdue:
-            self.broke_off = True
+            self.call_interrupted = True
             raise Interrupted
 
 
