@@ -64,9 +64,7 @@ def test_shares() -> None:
         envs_per_worker(3, 4)
     validate_envs_per_worker(small(envs=5), [3, 2])
     with pytest.raises(ConfigError, match=r"2 workers share env.num_envs 5: optimizer.minibatches 8"):
-        validate_envs_per_worker(
-            small(envs=5, minibatches=8), [3, 2]
-        )  # 3 environments of 12 steps, cut into 8 pieces each
+        validate_envs_per_worker(small(envs=5, minibatches=8), [3, 2])  # 3 x 12 steps, in 8 chunks
 
 
 CASES: dict[str, tuple[int, TrainConfig]] = {

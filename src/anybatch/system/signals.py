@@ -40,9 +40,9 @@ class Interrupts:
         self.patience = patience
         self.echo = echo
         self.call_interrupted = False
-        """Whether a call within :meth:`interruptible` was broken off, so that what it belongs to must not be touched."""
+        """Whether a call within :meth:`interruptible` was abandoned; its object must not be used again."""
         self._deadline: float | None = None
-        self._breakable = False
+        self._interruptible = False
         self._alarm: threading.Timer | None = None
         self._first_signal: float | None = None
         self._previous: dict[int, object] = {}
@@ -70,11 +70,11 @@ class Interrupts:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """While this lasts, a signal raises :class:`Interrupted` in the middle of a call once patience has run out."""
-        self._breakable = True
+        self._interruptible = True
         try:
             yield
         finally:
-            self._breakable = False
+            self._interruptible = False
 
     def __enter__(self) -> Interrupts:
         """Catch SIGINT and SIGTERM (in the main thread; elsewhere only :meth:`request` counts)."""
@@ -107,7 +107,7 @@ class Interrupts:
             )
             self._alarm.daemon = True
             self._alarm.start()
-        if self._breakable and self.overdue:
+        if self._interruptible and self.overdue:
             self.call_interrupted = True
             raise Interrupted
 
