@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -22,6 +19,7 @@ from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError
+from anybatch.system.signals import ignoring_sigint
 
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
@@ -68,20 +66,6 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
         return env.observation_space, env.action_space
     finally:
         env.close()
-
-
-def list_envs() -> dict[str, list[str]]:
-    """The ids that are installed, complete with their prefix: {"procgen": [...], "gym": [...], "envpool": [...]}."""
-    listed: dict[str, list[str]] = {"procgen": [], "gym": [f"gym:{name}" for name in sorted(gymnasium.registry)]}
-    try:
-        from anybatch.envs.envpool import task_ids
-        from anybatch.envs.procgen import list_procgen
-
-        listed["procgen"] = [f"procgen:{name}" for name in list_procgen()]
-        listed["envpool"] = [f"envpool:{name}" for name in task_ids()]
-    except EnvError:  # EnvPool is an extra
-        listed["envpool"] = []
-    return listed
 
 
 def _suggest_family(name: str) -> str:
@@ -141,23 +125,10 @@ def _vectorize(
     if how == "sync":
         return GymnasiumLoop(make_env, seeds, env_id=env_id)
     if how == "async":
-        with _ignoring_ctrl_c():
+        with ignoring_sigint():
             processes = AsyncVectorEnv([make_env] * len(seeds), autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVector(processes, seeds, env_id=env_id)
     raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
-
-
-@contextlib.contextmanager
-def _ignoring_ctrl_c() -> Iterator[None]:
-    """Processes started here inherit this: a terminal sends Ctrl-C to all of them, and the main one decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _make_callable(

@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 RandomSource: TypeAlias = torch.Generator | Sequence[torch.Generator] | None
 """A generator, one for each index of the first axis (R stacked runs draw what R single ones would), or torch's own."""
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray)
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _BELOW_ONE = 1.0 - 2.0**-20
@@ -80,12 +83,8 @@ class Categorical:
 
     @torch.no_grad()
     def transform(self, noise: Tensor) -> Tensor:
-        """The choices (...) at which the cumulative distribution passes levels (..., 1) from 0 to just below 1.
-
-        Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
-        """
-        cumulative = self.log_probs.exp().cumsum(-1)
-        return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
+        """The choices (...) at levels (..., 1); see :func:`choose`."""
+        return choose(self.log_probs.exp(), noise)
 
     def mode(self) -> Tensor:
         """The most likely choice (...)."""
@@ -235,6 +234,18 @@ class DiagonalGaussian:
 
     def _unflatten(self, flat: Tensor) -> Tensor:
         return flat.reshape(*flat.shape[:-1], *self.shape)
+
+
+def choose(weights: Numbers, levels: Numbers) -> Numbers:
+    """Draw choices (...) by inverting the cumulative distribution; for tensors, and for arrays when acting in NumPy.
+
+    weights: (..., n) probabilities of the choices, up to a factor.
+    levels: (..., 1) from 0 to just below 1. Scaling them by the computed total keeps a choice of weight 0 from being
+        drawn.
+    """
+    cumulative = weights.cumsum(-1)
+    choices: Numbers = (cumulative <= levels * cumulative[..., -1:]).sum(-1)
+    return choices
 
 
 def _kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Rollout:
     terminated: Tensor
     """bool, it ended and its value must not be bootstrapped."""
     version: int = 0
-    """Iterations that the weights that acted had been trained for."""
+    """Iterations of training behind the weights that acted."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -62,7 +62,7 @@ class Rollout:
 
 @dataclass
 class Sampled:
-    """What has been sampled since it was last asked for; more than the rollout trained on while a delay warms up."""
+    """Counts of the sampling since the last call of ``drain``; the warm-up of a delay counts as well."""
 
     env_steps: int = 0
     """Environment steps of this worker."""
@@ -72,14 +72,14 @@ class Sampled:
     """Steps of the episodes that ended."""
 
     def add(self, other: Sampled) -> None:
-        """Count what ``other`` has counted, too."""
+        """Add the counts of ``other``."""
         self.env_steps += other.env_steps
         self.episode_returns += other.episode_returns
         self.episode_lengths += other.episode_lengths
 
 
 class EpisodeTracker:
-    """Running return and length of the episode that each environment is in."""
+    """Return and length so far of the current episode of each environment."""
 
     def __init__(self, num_envs: int) -> None:
         """All environments start a new episode."""
@@ -100,7 +100,7 @@ class EpisodeTracker:
         """
         first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
         start = np.zeros(len(done), dtype=np.int64)
-        for t, env in np.argwhere(done.T):  # in the order in which they ended
+        for t, env in np.argwhere(done.T):  # in the order of their ends
             steps = slice(start[env], t + 1)
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
@@ -113,12 +113,12 @@ class EpisodeTracker:
         return first
 
     def drain(self) -> Sampled:
-        """What was counted since the last call."""
+        """Return the counts since the last call, and start again from zero."""
         sampled, self._sampled = self._sampled, Sampled()
         return sampled
 
     def restart(self) -> None:
-        """All environments start a new episode; what was counted stays."""
+        """Note that all environments start a new episode; the counts stay."""
         self.returns[:] = 0
         self.lengths[:] = 0
         self.first = np.ones_like(self.first)
@@ -134,7 +134,7 @@ class EpisodeTracker:
 
 
 class Sampler:
-    """The environments of this worker, where they stand, and the randomness of the actions."""
+    """The environments of this worker, their latest observations, and the random generator of the actions."""
 
     def __init__(
         self, env: VectorEnv, action_spec: ActionSpec, *, bootstrap_truncated: bool, generator: torch.Generator
@@ -149,9 +149,9 @@ class Sampler:
         """(N, ...) to act on next; None before the first step."""
 
     def take_observation(self, interrupts: Interrupts) -> EnvObservation:
-        """The observations (N, ...) to act on next, after a reset if there are none.
+        """Remove and return the observations (N, ...) to act on next; reset the environments if there are none.
 
-        None are left behind, so that the rollout after one that was broken off begins new episodes.
+        They are removed so that after an abandoned rollout the next one begins new episodes.
         """
         if self.observation is None:
             with interrupts.interruptible():
@@ -189,7 +189,7 @@ class Sampler:
 def collect(
     sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
 ) -> Rollout:
-    """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
+    """Run ``agent`` for T timesteps in every environment (appendix A, "Run policy pi_behav in environment").
 
     Args:
         sampler: the environments, which continue from their last observation.
@@ -197,7 +197,7 @@ def collect(
         steps: T.
         device: where the rollout is kept.
         interrupts: lets a stop request through between steps.
-        version: iterations that ``agent`` has been trained for, which the rollout keeps.
+        version: iterations of training behind the weights, recorded in the rollout.
 
     Returns:
         The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
@@ -258,7 +258,7 @@ def _check_finite(value: Tensor, logp: Tensor) -> None:
 
 
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
-    """An environment's observation as tensors on a device; on the CPU they share its memory."""
+    """Convert an environment's observation to tensors on a device; on the CPU they share its memory."""
     return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
 
 

@@ -1,4 +1,4 @@
-"""What ``torchrun``, or whatever else started this process, says about it; without loading PyTorch."""
+"""Environment variables that a launcher sets for its processes; read without loading PyTorch."""
 
 from __future__ import annotations
 
@@ -11,5 +11,10 @@ def started_by_launcher() -> bool:
 
 
 def launcher_rank() -> int:
-    """This worker's number as its launcher gave it, whether or not it has joined the others yet; 0 if it is alone."""
+    """Return the worker's number given by its launcher, also before it has joined the others; 0 if it is alone."""
     return int(os.environ["RANK"]) if started_by_launcher() else 0
+
+
+def ray_address() -> str | None:
+    """Address of the Ray cluster to join, from RAY_ADDRESS."""
+    return os.environ.get("RAY_ADDRESS")

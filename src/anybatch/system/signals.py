@@ -112,6 +112,22 @@ class Interrupts:
             raise Interrupted
 
 
+@contextmanager
+def ignoring_sigint() -> Iterator[None]:
+    """Ignore SIGINT in the main thread; processes started meanwhile inherit this.
+
+    A terminal sends Ctrl-C to all processes, and the main one decides when the others end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 def exit_beside_hung_threads(code: int) -> None:
     """End the program at once if a thread was left behind in an environment that hangs; else return.
 
