@@ -52,7 +52,7 @@ def test_exchange() -> None:
         assert one["any"] == [False, True]
         assert one["all_gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert one["main"] == "from 0" and one["error"] == "no"
-        assert one["mismatch"].startswith("then the odd of worker 1 is not that of worker 0"), rank
+        assert one["mismatch"].startswith("then the odd of worker 1 differ from those of worker 0"), rank
         assert one["stopped"]
         assert one["moments"] == found[0]["moments"]  # to the last bit
 
@@ -183,7 +183,9 @@ def test_stale_sources(source: dict[str, Any], tmp_path: Path) -> None:
 def test_weights_that_differ_end_the_run(tmp_path: Path) -> None:
     found = run_ranks(2, differing_weights, small(), str(tmp_path / "run"))
     for one in found:
-        assert str(one).startswith("WorkerError: after iteration 1 the networks of worker 1 is not that of worker 0")
+        assert str(one).startswith(
+            "WorkerError: after iteration 1 the networks of worker 1 differ from those of worker 0"
+        )
 
 
 def test_too_few_environments(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ class TestSnapshot:
         env = make(EnvConfig(id="gym:CartPole-v1"), 2, 0)
         env.reset()
         state = env.save_state()
-        with pytest.raises(EnvError, match="of 2 environments, and these are 3"):
+        with pytest.raises(EnvError, match="of 2 environments, and there are 3"):
             make(EnvConfig(id="gym:CartPole-v1"), 3, 0).load_state(state)
         with pytest.raises(EnvError, match="CartPoleEnv"):
             make(EnvConfig(id="gym:Acrobot-v1"), 2, 0).load_state(state)

@@ -1,4 +1,4 @@
-"""Data-parallel workers: collectives, and joining and leaving the process group."""
+"""Data-parallel workers: the process group and its collectives."""
 
 from __future__ import annotations
 
