@@ -222,9 +222,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, help="the library's default, on a GPU 8192")
     parser.add_argument("--rate-batches", type=int, nargs="+", help="batch sizes for the pure rates")
     parser.add_argument("--precision", default="auto")
-    parser.add_argument(
-        "--set", nargs="+", default=[], type=setting, metavar="FIELD=VALUE", help="more: env.groups=2 compile=true"
-    )
+    parser.add_argument("--set", nargs="+", default=[], type=setting, metavar="FIELD=VALUE", help="more: compile=true")
     parser.add_argument("--compiled", action="store_true", help="a compiled network too may set the limit")
     parser.add_argument("--out", type=Path, default=RESULTS / "bench.jsonl", help="where a line of JSON is appended")
     return parser.parse_args()

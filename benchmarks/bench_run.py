@@ -146,7 +146,6 @@ def run(spec: Spec, folder: Path) -> dict[str, Any]:
 def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, float]]:
     """Seconds and processor seconds of the measured iterations, and where the time went."""
     from anybatch import training
-    from anybatch.envs.groups import groups_of
     from anybatch.runs.run import Run
     from bench_limits import synchronize
 
@@ -172,8 +171,7 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
 
     def build(*arguments: Any, **keywords: Any) -> Any:
         parts = originals["build"](*arguments, **keywords)
-        for _, envs in groups_of(parts.env):
-            watch.wrap(envs, "step", "environment")
+        watch.wrap(parts.env, "step", "environment")
         watch.wrap(parts.source, "next", "inference")
         if config.policy.proximal != "behavior" and not config.compile:  # there it is part of the gradient step
             watch.wrap(parts.learner.proximal, "params", "proximal")
@@ -250,9 +248,9 @@ def main() -> None:
         here = spec.cores if spec.ranks == 1 else [spec.cores[int(os.environ["RANK"]) % len(spec.cores)]]
         pin(here)
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))  # before torch is imported
-    from anybatch.distributed.process_group import join
+    from anybatch.distributed.process_group import joined_process_group
 
-    with tempfile.TemporaryDirectory() as temporary, join():
+    with tempfile.TemporaryDirectory() as temporary, joined_process_group():
         print(json.dumps(run(spec, Path(spec.folder or temporary))), flush=True)
 
 

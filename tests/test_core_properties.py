@@ -296,7 +296,7 @@ def test_pieces_partition(count: int, most: int) -> None:
     number = torch.arange(count)
     zeros = torch.zeros(count)
     minibatch = Minibatch({"x": number}, number, zeros, zeros.unsqueeze(-1), zeros, zeros)
-    pieces = list(minibatch.pieces(most))
+    pieces = list(minibatch.micro_batches(most))
     sizes = [len(piece) for piece in pieces]
     assert max(sizes) <= most
     assert max(sizes) - min(sizes) <= 2

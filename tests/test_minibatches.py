@@ -126,11 +126,11 @@ def test_every_trajectory_can_land_in_every_minibatch() -> None:
 
 def test_pieces_by_hand() -> None:
     (whole,) = shuffled(numbered(2, 5, as_dict=True), 1, generator())
-    pieces = list(whole.pieces(4))
+    pieces = list(whole.micro_batches(4))
     assert [len(piece) for piece in pieces] == [3, 4, 3]  # 10/4 -> 3 pieces, edges 0, 3.33, 6.67, 10
     for piece in pieces:
         check_rows_belong_together(piece)
     assert torch.equal(torch.cat([piece.action for piece in pieces]), whole.action)
-    assert list(whole.pieces(10)) == [whole]
-    assert list(whole.pieces(1000)) == [whole]
-    assert [len(piece) for piece in whole.pieces(1)] == [1] * 10
+    assert list(whole.micro_batches(10)) == [whole]
+    assert list(whole.micro_batches(1000)) == [whole]
+    assert [len(piece) for piece in whole.micro_batches(1)] == [1] * 10

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import OptimizerConfig
-from anybatch.distributed.collectives import check_alone, everyone, mean_gradients_, mean_over_workers
+from anybatch.distributed.collectives import (
+    all_gather,
+    check_interrupt_if_single_worker,
+    mean_gradients_,
+    mean_over_workers,
+)
 from anybatch.distributed.state import Slot, State, of_rank
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, deal, equal_cuts
@@ -135,7 +140,7 @@ class AuxiliaryPhase:
         learner = self._learner
         with torch.no_grad():
             for samples in equal_cuts(self.store.samples, learner.micro_batch):
-                check_alone(learner.interrupts)
+                check_interrupt_if_single_worker(learner.interrupts)
                 observation = map_observation(self._to_device, self.store.observation(samples))
                 self.store.write_old_params(samples.start, learner.agent.policy(observation))
         self._has_old_params = True
@@ -147,8 +152,8 @@ class AuxiliaryPhase:
         return read_ahead(lambda share: self.store.minibatch(share, length).pin_memory(), shares)
 
     def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
-        for piece in minibatch.pieces(self._learner.micro_batch):  # bounds memory; the gradients add up
-            check_alone(self._learner.interrupts)
+        for piece in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
+            check_interrupt_if_single_worker(self._learner.interrupts)
             share = len(piece) / len(minibatch)
             loss, seen = self._losses(piece.to(self._device), self._learner)
             if not bool(torch.isfinite(loss)):
@@ -210,7 +215,7 @@ class AuxiliaryPhase:
         self._sums, self._finished = state["sums"].clone(), dict(state["finished"])
         self._total_steps = state["total_steps"]
         kept = self.store.load_state_dict(state["segments"])
-        if all(everyone(kept)):  # a phase is of all workers or of none
+        if all(all_gather(kept)):  # a phase is of all workers or of none
             return []
         if kept:
             self.store.clear()

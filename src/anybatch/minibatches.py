@@ -53,9 +53,9 @@ class Minibatch:
         """Number of samples B."""
         return len(self.advantage)
 
-    def pieces(self, most: int) -> Iterator[Minibatch]:
-        """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
-        cuts = equal_cuts(len(self), most)
+    def micro_batches(self, max_samples: int) -> Iterator[Minibatch]:
+        """Split into consecutive micro-batches of at most ``max_samples`` samples, as equal as possible."""
+        cuts = equal_cuts(len(self), max_samples)
         if len(cuts) == 1:
             yield self
             return
@@ -72,9 +72,9 @@ class Minibatch:
 _TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value_target")
 
 
-def equal_cuts(length: int, most: int) -> list[slice]:
-    """Cut ``length`` samples into the fewest consecutive slices of at most ``most``, as equal as possible."""
-    count = math.ceil(length / most)
+def equal_cuts(length: int, max_length: int) -> list[slice]:
+    """Cut ``length`` samples into the fewest consecutive slices of at most ``max_length``, as equal as possible."""
+    count = math.ceil(length / max_length)
     edges = [round(i * length / count) for i in range(count + 1)]
     return [slice(start, stop) for start, stop in pairwise(edges)]
 

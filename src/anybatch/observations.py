@@ -24,12 +24,3 @@ def map_observation(fn: Callable[[A], B], observation: A | dict[str, A]) -> B | 
 def leaves(observation: A | dict[str, A]) -> list[A]:
     """The tensor or array itself, or those of a dictionary in its order."""
     return list(observation.values()) if isinstance(observation, dict) else [observation]
-
-
-def rows_of(observation: A | dict[str, A], rows: slice) -> A | dict[str, A]:
-    """Some rows of a batch (B, ...), in the same memory."""
-
-    def part(whole: A) -> A:
-        return whole[rows]  # type: ignore[index, no-any-return]  # an array or a tensor
-
-    return map_observation(part, observation)

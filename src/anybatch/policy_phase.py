@@ -14,7 +14,7 @@ from torch import Tensor
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
-from anybatch.distributed.collectives import check_alone, mean_gradients_
+from anybatch.distributed.collectives import check_interrupt_if_single_worker, mean_gradients_
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Batch, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
@@ -122,8 +122,8 @@ def _epochs(
     losses = fused(loss_function) if config.compile else loss_function
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
-            for piece in minibatch.pieces(most):  # bounds memory; the gradients add up to the same
-                check_alone(learner.interrupts)
+            for piece in minibatch.micro_batches(most):  # bounds memory; the gradients add up to the same
+                check_interrupt_if_single_worker(learner.interrupts)
                 share = len(piece) / len(minibatch)
                 loss, seen, samples = losses(piece, learner)
                 (loss * share).backward()

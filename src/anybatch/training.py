@@ -18,14 +18,14 @@ from anybatch.config.validation import validate
 from anybatch.distributed.collectives import (
     any_worker,
     check_equal,
+    envs_per_worker,
     is_distributed,
     is_main,
-    join,
+    joined_process_group,
+    local_num_envs,
     mean_over_workers,
     moments_of,
     rank,
-    share_of,
-    shares,
     wait_for_all,
     world_size,
 )
@@ -57,7 +57,7 @@ def training_loop(run: Run, components: Components) -> None:
     config, learner = run.config, components.learner
     reward_normalizer, auxiliary = components.reward_normalizer, components.auxiliary
     timer = PhaseTimer(("sampling", "policy_phase", "auxiliary_phase") if auxiliary else ("sampling", "policy_phase"))
-    local_fraction = share_of(config.env.num_envs) / config.env.num_envs
+    local_fraction = local_num_envs(config.env.num_envs) / config.env.num_envs
     if run.iteration_is_open:  # it was interrupted inside its auxiliary phase
         _finish_iteration(run, components, timer)
     while not run.finished and not any_worker(learner.interrupts.requested):
@@ -176,7 +176,7 @@ class TrainResult:
     """A stop was requested before the end; ``anybatch resume`` continues the run."""
 
 
-@join()
+@joined_process_group()
 def train(
     config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
 ) -> TrainResult:
@@ -206,7 +206,7 @@ def train(
         return _run(run, components)
 
 
-@join()
+@joined_process_group()
 def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
 
@@ -231,7 +231,7 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
     with _closing(components):
         _prepare_auxiliary_phase(run, components)
         try:
-            lost = restore(components.stateful, content, rank(), shares(run.config.env.num_envs, world_size()))
+            lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
         except AnybatchError:
             raise
         except (RuntimeError, KeyError, ValueError) as error:
@@ -250,7 +250,7 @@ def _closing(components: Components) -> Iterator[None]:
         try:
             yield
         finally:
-            if components.source.close() and not components.learner.interrupts.broke_off:
+            if components.source.close() and not components.learner.interrupts.call_interrupted:
                 components.env.close()
             if components.auxiliary:
                 components.auxiliary.store.close()

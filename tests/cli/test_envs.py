@@ -8,34 +8,34 @@ import pytest
 
 from anybatch.cli.main import main
 from anybatch.envs import envpool, installed, procgen
-from anybatch.envs.installed import EnvGroup
+from anybatch.envs.installed import EnvFamily
 from anybatch.errors import EnvError
 
 
-def groups() -> dict[tuple[str, str], EnvGroup]:
-    return {(group.prefix, group.name): group for group in installed.catalog()}
+def families() -> dict[tuple[str, str], EnvFamily]:
+    return {(family.prefix, family.name): family for family in installed.catalog()}
 
 
 def test_gymnasium_families_say_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "Box2D" else real(name))
-    found = groups()
+    found = families()
     assert found["gym", "classic_control"].missing == ""
     assert "gym:CartPole-v1" in found["gym", "classic_control"].ids
     assert found["gym", "box2d"].missing == "pip install 'gymnasium[box2d]'"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "Box2D" else real(name))
-    assert groups()["gym", "box2d"].missing == ""
+    assert families()["gym", "box2d"].missing == ""
     # ids whose entry point only raises an error (they have moved elsewhere) are not offered
-    assert not any(name == "gym:Ant-v2" for group in found.values() for name in group.ids)
+    assert not any(name == "gym:Ant-v2" for family in found.values() for name in family.ids)
 
 
 @pytest.mark.procgen
 def test_every_envpool_task_is_in_one_group() -> None:
-    found = groups()
+    found = families()
     procgen_ids = found["procgen", "16 games"].ids
     assert len({name.split("-")[0] for name in procgen_ids}) == 16
     assert found["procgen", "16 games"].missing == ""
-    listed = [name for group in found.values() if group.prefix == "envpool" for name in group.ids]
+    listed = [name for family in found.values() if family.prefix == "envpool" for name in family.ids]
     assert len(listed) == len(set(listed)) == len(envpool.task_ids()) - len(procgen_ids)
     assert "envpool:Pong-v5" in found["envpool", "atari"].ids
 

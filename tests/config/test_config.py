@@ -283,7 +283,6 @@ BAD: dict[str, list[Any]] = {
     "keep_checkpoints": [0],
     "env.num_envs": [0, -3],
     "env.threads": [-1],
-    "env.groups": [0],
     "rollout.steps": [0],
     "rollout.source.delay": [-1],
     "rollout.source.max_lag": [-1],

@@ -17,17 +17,17 @@ from anybatch import auxiliary_phase, policy_phase, training
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import (
+    all_gather,
     any_worker,
     check_equal,
-    everyone,
+    envs_per_worker,
     is_main,
-    join,
+    joined_process_group,
     mean_gradients_,
     mean_over_workers,
     moments_of,
     on_main,
     rank,
-    shares,
     world_size,
 )
 from anybatch.distributed.state import _tensors
@@ -38,7 +38,7 @@ from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.runs.build import Components, build
 from anybatch.runs.resharding import state_of
-from anybatch.sampling.ray import join as join_rollouts
+from anybatch.sampling.ray import concatenate_rollouts
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.system.signals import Interrupted, Interrupts
 from anybatch.training import train
@@ -66,7 +66,7 @@ def small(preset: str = "ppo-ewma", *, envs: int = 4, iterations: int = 6, **cha
 
 def exchange() -> dict[str, Any]:
     """Every small exchange once; rank r has r + 1 samples."""
-    with join():
+    with joined_process_group():
         number = rank()
         parameter = nn.Parameter(torch.zeros(2))
         parameter.grad = torch.tensor([1.0, 10.0]) * (number + 1)
@@ -80,7 +80,7 @@ def exchange() -> dict[str, Any]:
             {"count": 7, "mean": float(number), "max_seen": float(number), "gone": float("nan")}, number + 1
         )
         found["any"] = [any_worker(False), any_worker(number == 1)]
-        found["everyone"] = everyone({"rank": number})
+        found["all_gather"] = all_gather({"rank": number})
         found["main"] = on_main(lambda: is_main() and f"from {number}")
         try:
             on_main(_complain)
@@ -129,7 +129,7 @@ class Replayed:
     def __init__(self, source: Any, workers: list[list[dict[str, Any]]]) -> None:
         self._source = source
         self._waiting = [
-            join_rollouts([Rollout.from_state_dict(one, torch.device("cpu")) for one in parts])
+            concatenate_rollouts([Rollout.from_state_dict(one, torch.device("cpu")) for one in parts])
             for parts in zip(*workers, strict=True)
         ]
 
@@ -153,7 +153,7 @@ def recorded(config: TrainConfig, out: str) -> dict[str, Any]:
         return made[0]
 
     training.build = build_recorded
-    with join():
+    with joined_process_group():
         start = _generators(build(config, 3))
         train(config, out, 3, quiet=True)
         return {"rollouts": made[0].source.rollouts, "start": start, "learned": learned(made[0])}
@@ -187,7 +187,7 @@ def _auxiliary_optimizer(parts: Components) -> list[tuple[str, Any]]:
 
 def replay_as_one(config: TrainConfig, out: str, ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
     """Train alone on what several ranks have sampled, on the minibatches that they have dealt out together."""
-    parts_of = shares(config.env.num_envs, len(ranks))
+    parts_of = envs_per_worker(config.env.num_envs, len(ranks))
     starts = [sum(parts_of[:number]) for number in range(len(ranks))]
     dealers = {name: [torch.Generator() for _ in ranks] for name in ranks[0]["start"]}
     for name, generators in dealers.items():
@@ -261,7 +261,7 @@ def train_rank(config: TrainConfig, out: str, trouble: tuple[str, int, int] | No
     """Train or, where a run is, go on; `trouble` is what happens on which rank before which iteration."""
     if trouble is not None:
         training.build = _troubled(*trouble)
-    with join():
+    with joined_process_group():
         number = rank()
         start = time.monotonic()
         there = on_main(lambda: (Path(out) / "config.yaml").exists())

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate_shares
-from anybatch.distributed.collectives import shares
+from anybatch.config.validation import validate_envs_per_worker
+from anybatch.distributed.collectives import envs_per_worker
 from anybatch.errors import ConfigError
 from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.training import resume
@@ -56,21 +56,21 @@ def test_exchange() -> None:
         assert seen["mean"] == pytest.approx((0 * 1 + 1 * 2 + 2 * 3) / 6)
         assert seen["max_seen"] == 2 and math.isnan(seen["gone"])
         assert one["any"] == [False, True]
-        assert one["everyone"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+        assert one["all_gather"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert one["main"] == "from 0" and one["error"] == "no"
-        assert one["mismatch"].startswith("then the odd of worker 1 is not that of worker 0"), rank
+        assert one["mismatch"].startswith("then the odd of worker 1 differ from those of worker 0"), rank
         assert one["stopped"]
         assert one["moments"] == found[0]["moments"]  # to the last bit
 
 
 def test_shares() -> None:
-    assert shares(10, 4) == [3, 3, 2, 2]
-    assert shares(8, 4) == [2, 2, 2, 2]
+    assert envs_per_worker(10, 4) == [3, 3, 2, 2]
+    assert envs_per_worker(8, 4) == [2, 2, 2, 2]
     with pytest.raises(ConfigError, match=r"env.num_envs is 3, but 4 workers need at least one"):
-        shares(3, 4)
-    validate_shares(small(envs=5), [3, 2])
+        envs_per_worker(3, 4)
+    validate_envs_per_worker(small(envs=5), [3, 2])
     with pytest.raises(ConfigError, match=r"2 workers share env.num_envs 5: optimizer.minibatches 8"):
-        validate_shares(small(envs=5, minibatches=8), [3, 2])  # 3 environments of 12 steps, cut into 8 pieces each
+        validate_envs_per_worker(small(envs=5, minibatches=8), [3, 2])  # 3 x 12 steps, in 8 chunks
 
 
 CASES: dict[str, tuple[int, TrainConfig]] = {
@@ -189,7 +189,9 @@ def test_stale_sources(source: dict[str, Any], tmp_path: Path) -> None:
 def test_weights_that_differ_end_the_run(tmp_path: Path) -> None:
     found = run_ranks(2, differing_weights, small(), str(tmp_path / "run"))
     for one in found:
-        assert str(one).startswith("WorkerError: after iteration 1 the networks of worker 1 is not that of worker 0")
+        assert str(one).startswith(
+            "WorkerError: after iteration 1 the networks of worker 1 differ from those of worker 0"
+        )
 
 
 def test_too_few_environments(tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def test_signals_that_torchrun_repeats_count_once() -> None:
 
 def test_patience_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYBATCH_WORKER_TIMEOUT", "3.5")
-    assert process_group.patience() == 3.5
+    assert process_group.worker_timeout() == 3.5
     for text in ("soon", "0", "-1"):
         monkeypatch.setenv("ANYBATCH_WORKER_TIMEOUT", text)
         with pytest.raises(ConfigError, match="ANYBATCH_WORKER_TIMEOUT"):
-            process_group.patience()
+            process_group.worker_timeout()
 
 
 def test_each_worker_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

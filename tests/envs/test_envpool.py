@@ -10,9 +10,9 @@ import pytest
 from gymnasium import spaces
 
 from anybatch.config.schema import EnvConfig
-from anybatch.envs.factory import list_envs, make
+from anybatch.envs.factory import make
 from anybatch.envs.factory import spaces as spaces_of
-from anybatch.envs.procgen import GAMES, NORMALIZATION, normalized_return
+from anybatch.envs.procgen import GAMES, NORMALIZATION, list_procgen, normalized_return
 from anybatch.errors import ConfigError, EnvError
 
 pytest.importorskip("envpool")
@@ -37,8 +37,8 @@ class TestProcgen:
         env.close()
 
     def test_every_mode_is_listed_and_made(self) -> None:
-        listed = list_envs()["procgen"]
-        assert len(listed) == 50 and "procgen:maze-memory" in listed and "procgen:bigfish-extreme" not in listed
+        listed = list_procgen()
+        assert len(listed) == 50 and "maze-memory" in listed and "bigfish-extreme" not in listed
         for name in (
             "procgen:maze-memory",
             "procgen:chaser-extreme",

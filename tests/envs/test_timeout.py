@@ -74,7 +74,7 @@ def test_an_interrupt_ends_the_wait_and_the_environment_is_left_behind(hang: Cal
     start = time.monotonic()
     with Interrupts(patience=0.1) as interrupts:
         threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
-        with pytest.raises(Interrupted), interrupts.breakable():
+        with pytest.raises(Interrupted), interrupts.interruptible():
             wrapped.reset()
     wrapped.close()
     assert env.closed == 0

@@ -39,7 +39,7 @@ def library_name(name: str) -> str:
 def test_same_weights_bit_for_bit(
     tmp_path: Path, env: str, changes: dict[str, float], iterations: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numpy_policy, "_MOST_MULTIPLICATIONS", 0)  # act with PyTorch, as the example does
+    monkeypatch.setattr(numpy_policy, "_MAX_MULTIPLICATIONS", 0)  # act with PyTorch, as the example does
     config = ppo_ewma(f"gym:{env}", **changes, total_env_steps=1, micro_batch=10_000, precision="fp32", device="cpu")
     config = anybatch.presets.override(config, {"total_env_steps": iterations * config.iteration_batch})
     result = anybatch.train(config, tmp_path / "run", seed=5, quiet=True)

@@ -152,20 +152,6 @@ def test_compiled_gradient_steps_learn_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("env", ["gym:Pendulum-v1", "gym:CartPole-v1"])
-def test_groups_of_environments_sample_what_one_group_does(env: str, tmp_path: Path) -> None:
-    rollouts = []
-    for groups in (1, 2):
-        changes = {"env.id": env, "env.groups": groups, "rollout.steps": 256}
-        parts = build(config(**changes), seed=1)
-        rollouts.append([parts.source.next(0).state_dict() for _ in range(2)])
-        parts.env.close()
-    for plain, grouped in zip(*rollouts, strict=True):
-        for name, x in plain.items():
-            if isinstance(x, torch.Tensor):
-                torch.testing.assert_close(grouped[name], x, rtol=1e-2, atol=1e-2, msg=name)
-
-
 def test_micro_batches_fill_a_gpu() -> None:
     parts = build(config(), seed=1)
     assert parts.learner.micro_batch == 2048

@@ -102,9 +102,9 @@ def test_pieces_are_the_samples_that_were_stored(kind: str, space: gym.Space, le
             assert torch.equal(observation["n"], number)
         assert torch.equal(minibatch.value_target, number.float())
         assert torch.equal(minibatch.old_params, number[:, None] + torch.arange(5) * 0.5)
-        for piece in minibatch.pieces(2):
+        for piece in minibatch.micro_batches(2):
             assert len(piece) <= 2
-        together = torch.cat([piece.value_target for piece in minibatch.pieces(2)])
+        together = torch.cat([piece.value_target for piece in minibatch.micro_batches(2)])
         assert torch.equal(together, minibatch.value_target)
     store.close()
 
@@ -197,7 +197,7 @@ def test_too_large_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(segments, "IN_CHECKPOINT", 10)
     store = store_of("ram", tmp_path)
     fill(store, 2)
-    assert "collect anew" in store.describe()
+    assert "collect again" in store.describe()
     state = store.state_dict(old_params=False)
     assert "arrays" not in state
     assert not store_of("ram", tmp_path).load_state_dict(state)
@@ -311,7 +311,7 @@ def test_both_arrays_hold_the_same(dtype: torch.dtype, tmp_path: Path) -> None:
         array.write(0, data[:4])
         array.sync()
         assert torch.equal(array.read_range(2, 9), data[2:9])
-        assert torch.equal(array.read_pieces(torch.tensor([3, 0]), 3), torch.cat([data[9:12], data[0:3]]))
+        assert torch.equal(array.read_chunks(torch.tensor([3, 0]), 3), torch.cat([data[9:12], data[0:3]]))
         copied = array.read_range(0, 1)
         copied.zero_()
         assert torch.equal(array.read_range(0, 1), data[:1])

@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 import torch
 
-from anybatch.distributed.collectives import shares
+from anybatch.distributed.collectives import envs_per_worker
 from anybatch.distributed.state import RandomState, Slot, State, Stateful
 from anybatch.models.actions import ActionSpec
 from anybatch.normalize import RewardNormalizer
@@ -120,9 +120,9 @@ def slot(envs_per_worker: list[int], rank: int) -> Slot:
 def test_environments_keep_their_order_and_their_data(name: str, before: int, after: int) -> None:
     make, state = PARTS[name]
     part: Stateful = make()
-    merged = part.merge(of_workers(shares(ENVS, before), state))
-    for rank, expected in enumerate(of_workers(shares(ENVS, after), state)):
-        got = part.split(merged, slot(shares(ENVS, after), rank))
+    merged = part.merge(of_workers(envs_per_worker(ENVS, before), state))
+    for rank, expected in enumerate(of_workers(envs_per_worker(ENVS, after), state)):
+        got = part.split(merged, slot(envs_per_worker(ENVS, after), rank))
         assert equal(got, with_fresh_generator(expected, rank >= before))
 
 

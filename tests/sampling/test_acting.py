@@ -24,9 +24,9 @@ from anybatch.observations import leaves, map_observation
 from anybatch.presets import ppo_ewma
 from anybatch.runs.build import build
 from anybatch.sampling import numpy_policy
-from anybatch.sampling.acting import acting
-from anybatch.sampling.numpy_policy import ArrayPolicy
-from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
+from anybatch.sampling.acting import rollout_actor
+from anybatch.sampling.numpy_policy import NumpyPolicy
+from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.sampling.rollout import Rollout, Sampler, collect
 from anybatch.system.signals import Interrupts
 
@@ -75,7 +75,7 @@ def draw(space: gym.Space[Any], count: int) -> Any:
 )
 def test_same_parameters_and_actions(observations: gym.Space[Any], actions: gym.Space[Any]) -> None:
     live = agent(observations, actions)
-    policy = ArrayPolicy.of(live.policy, 50)
+    policy = NumpyPolicy.of(live.policy, 50)
     assert policy is not None
     spec, observation = live.action_spec, draw(observations, 50)
     noise = spec.noise((50,), torch.Generator().manual_seed(1))
@@ -99,7 +99,7 @@ def test_same_parameters_and_actions(observations: gym.Space[Any], actions: gym.
 def test_frequencies(actions: gym.Space[Any]) -> None:
     """Actions come as often as their log-probabilities say: the mean of -log p is then the entropy."""
     live = agent(VECTOR, actions)
-    policy = ArrayPolicy.of(live.policy, 1)
+    policy = NumpyPolicy.of(live.policy, 1)
     assert policy is not None
     spec, count = live.action_spec, 20_000
     observation = np.repeat(draw(VECTOR, 1), count, axis=0)
@@ -120,7 +120,7 @@ def test_whole_rollouts(architecture: str, tmp_path: Path, monkeypatch: pytest.M
         return [parts.source.next(0) for _ in range(2)]  # the second begins in the middle of an episode and truncates
 
     with_numpy = rollouts()
-    monkeypatch.setattr(numpy_policy, "_MOST_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(numpy_policy, "_MAX_MULTIPLICATIONS", 0)
     for mine, theirs in zip(with_numpy, rollouts(), strict=True):
         for name, tensor in mine.state_dict().items():
             if isinstance(tensor, Tensor):
@@ -133,16 +133,16 @@ def test_numpy_acts_by_itself_where_it_can() -> None:
     def kind(live: Any, like: Any = None) -> str:
         like = draw(VECTOR, 2) if like is None else like
         spec = live.action_spec
-        room = room_for(like, 4, CPU)
-        return type(acting(live, spec, spec.noise((4, len(leaves(room)[0]))), ObservationBuffer(room))).__name__
+        buffer = ObservationBuffer.allocate(like, 4, CPU)
+        return type(rollout_actor(live, spec, spec.noise((4, len(leaves(like)[0]))), buffer)).__name__
 
-    assert kind(agent(VECTOR, spaces.Discrete(2))) == "_WithNumpy"
-    assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_WithTorch"
+    assert kind(agent(VECTOR, spaces.Discrete(2))) == "_NumpyActor"
+    assert kind(agent(VECTOR, spaces.Discrete(2), options={"width": 1024})) == "_TorchActor"
     images = spaces.Box(0, 255, (64, 64, 3), np.uint8)
-    assert kind(agent(images, spaces.Discrete(2)), draw(images, 2)) == "_WithTorch"
+    assert kind(agent(images, spaces.Discrete(2)), draw(images, 2)) == "_TorchActor"
     mixed = spaces.Dict({"image": images, "speed": VECTOR})
-    assert kind(agent(mixed, spaces.Discrete(2)), draw(mixed, 2)) == "_WithTorch"
-    assert kind(agent(VECTOR, spaces.Discrete(2)), draw(VECTOR, 1000)) == "_WithTorch"
+    assert kind(agent(mixed, spaces.Discrete(2)), draw(mixed, 2)) == "_TorchActor"
+    assert kind(agent(VECTOR, spaces.Discrete(2)), draw(VECTOR, 1000)) == "_TorchActor"
 
 
 class Doubled(MlpEncoder):
@@ -258,9 +258,9 @@ def test_an_encoder_s_mistakes_are_named(in_numpy_of_it: Any, message: str) -> N
 
 def test_low_precision_acts_as_it_is_trained() -> None:
     live = build_agent(ModelConfig(), VECTOR, spaces.Discrete(2), precision="bf16")
-    assert ArrayPolicy.of(live.policy, 1) is not None
+    assert NumpyPolicy.of(live.policy, 1) is not None
     live.policy.encoder.low_precision = True  # type: ignore[assignment]
-    assert ArrayPolicy.of(live.policy, 1) is None
+    assert NumpyPolicy.of(live.policy, 1) is None
 
 
 class Rewriting(gym.vector.VectorEnv):  # type: ignore[type-arg]

@@ -19,7 +19,7 @@ from anybatch.errors import AnybatchError, EnvError
 from anybatch.observations import leaves
 from anybatch.presets import ppo_ewma
 from anybatch.runs.build import Components, build
-from anybatch.sampling.ray import join
+from anybatch.sampling.ray import concatenate_rollouts
 from anybatch.sampling.rollout import Rollout
 from anybatch.system.signals import Interrupted
 
@@ -286,11 +286,11 @@ def test_sampling_begins_anew_after_a_checkpoint(ray: Ray) -> None:
 def test_joined_rollouts_are_as_old_as_the_oldest(ray: Ray) -> None:
     parts = build(config(1, max_lag=0), 0)
     a, b = parts.source.next(5), parts.source.next(6)
-    both = join([a, b])
+    both = concatenate_rollouts([a, b])
     assert both.version == 5
     assert torch.equal(both.reward, torch.cat([a.reward, b.reward]))
     keyed = [replace(x, observation={"k": leaves(x.observation)[0]}) for x in (a, b)]
-    assert torch.equal(leaves(join(keyed).observation)[0], leaves(both.observation)[0])
+    assert torch.equal(leaves(concatenate_rollouts(keyed).observation)[0], leaves(both.observation)[0])
 
 
 def test_workers_on_this_machine_share_its_cores(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,9 +95,9 @@ def test_a_call_that_hangs_is_broken_off_when_patience_has_run_out() -> None:
     start = time.monotonic()
     with Interrupts(patience=0.3) as interrupts:
         signal_main_thread(0.1)  # one signal, which the call outlasts
-        with pytest.raises(Interrupted), interrupts.breakable():
+        with pytest.raises(Interrupted), interrupts.interruptible():
             time.sleep(30)
-        assert interrupts.broke_off
+        assert interrupts.call_interrupted
     assert 0.35 < time.monotonic() - start < 10
 
 
@@ -106,7 +106,7 @@ def test_a_second_signal_breaks_it_off_at_once() -> None:
     with Interrupts(patience=60.0) as interrupts:
         signal.raise_signal(signal.SIGINT)
         signal_main_thread(0.1)
-        with pytest.raises(Interrupted), interrupts.breakable():
+        with pytest.raises(Interrupted), interrupts.interruptible():
             threading.Event().wait(30)  # a lock, as in a queue
     assert time.monotonic() - start < 10
 
@@ -114,11 +114,11 @@ def test_a_second_signal_breaks_it_off_at_once() -> None:
 def test_elsewhere_nothing_is_broken_off() -> None:
     with Interrupts(patience=0.05) as interrupts:
         signal.raise_signal(signal.SIGINT)
-        with interrupts.breakable():
+        with interrupts.interruptible():
             pass
         time.sleep(0.3)  # saving a checkpoint, say
         signal.raise_signal(signal.SIGINT)
-        assert not interrupts.broke_off
+        assert not interrupts.call_interrupted
         with pytest.raises(Interrupted):
             interrupts.check()
 

@@ -10,10 +10,10 @@ from typing import Literal
 
 import tyro
 
-from anybatch.envs.installed import EnvGroup, catalog
+from anybatch.envs.installed import EnvFamily, catalog
 from anybatch.errors import ConfigError
 
-_MOST_IDS = 6  # of a group, where neither a word nor --all asks for more
+_MOST_IDS = 6  # of a family, where neither a word nor --all asks for more
 
 
 @dataclass(frozen=True)
@@ -29,42 +29,42 @@ class EnvsArguments:
 
 
 def envs_command(arguments: list[str]) -> int:
-    """``anybatch envs``: print the groups; returns the exit code.
+    """``anybatch envs``: print the families; returns the exit code.
 
     Raises:
         ConfigError: no environment fits the words.
     """
     asked = tyro.cli(EnvsArguments, args=arguments, prog="anybatch envs")
-    groups = [_chosen(group, asked.words) for group in catalog() if asked.family in ("all", group.prefix)]
+    families = [_chosen(family, asked.words) for family in catalog() if asked.family in ("all", family.prefix)]
     if asked.words:
-        groups = [group for group in groups if group.ids]
-        if not groups:
+        families = [family for family in families if family.ids]
+        if not families:
             raise ConfigError(f"no environment's id contains {' and '.join(asked.words)}; anybatch envs lists families")
     width = min(shutil.get_terminal_size().columns, 120)
-    print("\n".join(_lines(groups, width, everything=asked.all or bool(asked.words))))
+    print("\n".join(_lines(families, width, everything=asked.all or bool(asked.words))))
     if not asked.words:
         print("\nand every function of yours that makes a Gymnasium environment: import.path:function")
     return 0
 
 
-def _chosen(group: EnvGroup, words: Iterable[str]) -> EnvGroup:
-    ids = tuple(name for name in group.ids if all(word.lower() in name.lower() for word in words))
-    return EnvGroup(group.prefix, group.name, ids, group.missing)
+def _chosen(family: EnvFamily, words: Iterable[str]) -> EnvFamily:
+    ids = tuple(name for name in family.ids if all(word.lower() in name.lower() for word in words))
+    return EnvFamily(family.prefix, family.name, ids, family.missing)
 
 
-def _lines(groups: list[EnvGroup], width: int, *, everything: bool) -> Iterable[str]:
-    for group in groups:
-        state = f"not installed: {group.missing}" if group.missing else f"{len(group.ids)} installed"
-        yield f"{group.prefix}, {group.name}: {state}"
-        if group.missing and not everything:
+def _lines(families: list[EnvFamily], width: int, *, everything: bool) -> Iterable[str]:
+    for family in families:
+        state = f"not installed: {family.missing}" if family.missing else f"{len(family.ids)} installed"
+        yield f"{family.prefix}, {family.name}: {state}"
+        if family.missing and not everything:
             continue
-        if group.prefix == "procgen" and not everything:
+        if family.prefix == "procgen" and not everything:
             yield "    procgen:GAME-MODE with one of"
-            yield from _wrapped([f"{game}-{{{modes}}}" for game, modes in _modes(group.ids)], width)
-        elif everything or len(group.ids) <= _MOST_IDS:
-            yield from _wrapped(group.ids, width)
+            yield from _wrapped([f"{game}-{{{modes}}}" for game, modes in _modes(family.ids)], width)
+        elif everything or len(family.ids) <= _MOST_IDS:
+            yield from _wrapped(family.ids, width)
         else:
-            examples = ", ".join(group.ids[:: max(1, len(group.ids) // 3)][:3])
+            examples = ", ".join(family.ids[:: max(1, len(family.ids) // 3)][:3])
             yield f"    {examples}, ... (--all lists them)"
 
 

@@ -17,7 +17,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError
 from anybatch.presets import PRESETS
 from anybatch.scaling.options import TrainScaling
-from anybatch.system.launcher import launched, launched_rank
+from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def _main(arguments: list[str]) -> int:
             raise ConfigError(f"command is {arguments[0]!r}, but must be one of {', '.join(_COMMANDS)}")
         return command(arguments[1:])
     except (ConfigError, CheckpointError) as error:
-        if launched_rank() == 0:  # it is the same for all data-parallel workers
+        if launcher_rank() == 0:  # it is the same for all data-parallel workers
             print(f"anybatch: {error}", file=sys.stderr)
         return BAD_INPUT
     except (AnybatchError, OSError) as error:
-        who = f" (worker {launched_rank()})" if launched() else ""
+        who = f" (worker {launcher_rank()})" if started_by_launcher() else ""
         print(f"anybatch{who}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -112,11 +112,11 @@ def _train(arguments: list[str]) -> int:
     )
     from anybatch.cli.scaling import report, scale_to_batch
     from anybatch.config.validation import validate
-    from anybatch.distributed.collectives import join, on_main
+    from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.training import train
 
     config, changes = scale_to_batch(base, parsed.config, rest, parsed.scaling)
-    if changes and launched_rank() == 0:
+    if changes and launcher_rank() == 0:
         print(f"{report(base, validate(config), changes)}\nto train without this: --scaling.off")
     if parsed.go_on:
         from anybatch.grid.job import go_on
@@ -124,7 +124,7 @@ def _train(arguments: list[str]) -> int:
         if parsed.out is None:
             raise ConfigError("--go-on needs --out, the folder to go on in")
         return _ended(go_on(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
-    with join():
+    with joined_process_group():
         out = parsed.out or on_main(lambda: _free_folder(name, config, parsed.seed))
         return _ended(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
 
@@ -326,7 +326,7 @@ def _free_folder(name: str, config: TrainConfig, seed: int) -> Path:
 
 
 def _ended(result: TrainResult) -> int:
-    if launched_rank() != 0:
+    if launcher_rank() != 0:
         return INTERRUPTED if result.interrupted else DONE
     if result.interrupted:
         print(f"stopped at {result.env_steps:,} environment steps; go on with: anybatch resume {result.run_dir}")

@@ -25,10 +25,7 @@ class EnvConfig:
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where an episode was cut by a time limit; None means yes, except for Procgen."""
     threads: int = 0
-    """Threads that step EnvPool environments, those of a group; 0 lets EnvPool choose."""
-    groups: int = 1
-    """Groups of equal size that environments are stepped in, by turns: with 2, a GPU computes the actions of one while
-    the other steps. What is learned stays the same, but for rounding; on a CPU it only makes batches smaller."""
+    """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None
     """Seconds after which a step or reset that has not returned ends the run; None waits for ever."""
 

@@ -26,7 +26,6 @@ _RANGES = {
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
-    "env.groups": _AT_LEAST_1,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
@@ -96,37 +95,33 @@ def validate(config: TrainConfig) -> TrainConfig:
     return config
 
 
-def validate_shares(config: TrainConfig, shares: Sequence[int]) -> None:
+def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:
     """Check that every worker can deal out its own environments.
 
     Args:
         config: what is trained.
-        shares: environments of each data-parallel worker.
+        envs_per_worker: environments of each data-parallel worker.
 
     Raises:
         ConfigError: one sentence for the first thing that is wrong.
     """
     source = config.rollout.source
-    for share in sorted(set(shares)):
+    for num_envs in sorted(set(envs_per_worker)):
         try:
-            time_chunks(share, config.rollout.steps, config.optimizer.minibatches)
+            time_chunks(num_envs, config.rollout.steps, config.optimizer.minibatches)
             if config.aux.enabled and config.aux.epochs:
-                phase = (config.aux.policy_iterations, share, config.rollout.steps, config.aux.minibatches_per_epoch)
+                phase = (config.aux.policy_iterations, num_envs, config.rollout.steps, config.aux.minibatches_per_epoch)
                 auxiliary_time_chunks(*phase)
         except ConfigError as error:
-            if len(shares) == 1:
+            if len(envs_per_worker) == 1:
                 raise
-            raise ConfigError(f"{len(shares)} workers share env.num_envs {config.env.num_envs}: {error}") from error
-        if source.ray_workers and share % source.ray_workers:
+            raise ConfigError(
+                f"{len(envs_per_worker)} workers share env.num_envs {config.env.num_envs}: {error}"
+            ) from error
+        if source.ray_workers and num_envs % source.ray_workers:
             raise ConfigError(
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
-                f"and one of {len(shares)} workers has {share}"
-            )
-        together = share // max(1, source.ray_workers)
-        if together % config.env.groups:
-            raise ConfigError(
-                f"env.groups is {config.env.groups}, but must divide the environments that are stepped together, "
-                f"which are {together} of {config.env.num_envs}"
+                f"and one of {len(envs_per_worker)} workers has {num_envs}"
             )
 
 

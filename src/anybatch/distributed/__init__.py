@@ -1,17 +1,17 @@
-"""Data-parallel workers: collectives, and joining and leaving the process group."""
+"""Data-parallel workers: the process group and its collectives."""
 
 from __future__ import annotations
 
-from anybatch.distributed.collectives import is_main, rank, share_of, shares, world_size
-from anybatch.distributed.process_group import is_distributed, join, local_device
+from anybatch.distributed.collectives import envs_per_worker, is_main, local_num_envs, rank, world_size
+from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device
 
 __all__ = [
+    "envs_per_worker",
     "is_distributed",
     "is_main",
-    "join",
+    "joined_process_group",
     "local_device",
+    "local_num_envs",
     "rank",
-    "share_of",
-    "shares",
     "world_size",
 ]

@@ -1,7 +1,8 @@
-"""Data-parallel workers: one process each, with environments of its own. Alone, every function here is the identity.
+"""Collectives of the data-parallel workers, which are processes. With a single worker every function is the identity.
 
-Each worker samples and differentiates its share; whatever the algorithm sees of the data (gradients, moments,
-statistics) is of all shares together, every sample weighing the same. So the number of workers is no hyperparameter.
+Each worker samples from its own environments and computes gradients of its own samples. Gradients, moments and
+statistics are combined over all workers with equal weight for each sample, so the number of workers is not a
+hyperparameter.
 """
 
 from __future__ import annotations
@@ -17,32 +18,32 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from anybatch.distributed import process_group
-from anybatch.distributed.process_group import is_distributed, join, local_device, sum_, wait_for_all
+from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device, sum_, wait_for_all
 from anybatch.errors import AnybatchError, ConfigError, WorkerError
 from anybatch.system.signals import Interrupted, Interrupts
 
 __all__ = [
+    "all_gather",
     "any_worker",
     "broadcast_",
-    "check_alone",
     "check_equal",
-    "everyone",
+    "check_interrupt_if_single_worker",
+    "envs_per_worker",
     "from_main",
     "gather_to_main",
     "is_distributed",
     "is_main",
-    "join",
+    "joined_process_group",
     "local_device",
+    "local_num_envs",
+    "local_world_size",
     "mean_gradients_",
     "mean_over_workers",
     "moments",
     "moments_of",
     "on_main",
     "rank",
-    "share_of",
-    "shares",
     "wait_for_all",
-    "workers_here",
     "world_size",
 ]
 
@@ -61,12 +62,12 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this worker is the one that writes."""
+    """Whether this is worker 0, which writes the files."""
     return rank() == 0
 
 
-def shares(num_envs: int, workers: int) -> list[int]:
-    """Environments of each worker, as equal as possible; the first ones have one more where they must.
+def envs_per_worker(num_envs: int, workers: int) -> list[int]:
+    """Divide environments among workers as evenly as possible; the first workers get the remainder.
 
     Raises:
         ConfigError: there are fewer environments than workers.
@@ -76,47 +77,47 @@ def shares(num_envs: int, workers: int) -> list[int]:
     return [num_envs // workers + (number < num_envs % workers) for number in range(workers)]
 
 
-def share_of(num_envs: int) -> int:
+def local_num_envs(num_envs: int) -> int:
     """Environments of this worker."""
-    return shares(num_envs, world_size())[rank()]
+    return envs_per_worker(num_envs, world_size())[rank()]
 
 
-def workers_here() -> int:
-    """Number of workers on this machine, which share its memory and disk."""
+def local_world_size() -> int:
+    """Number of workers on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_distributed() else 1
 
 
 def mean_gradients_(
-    parameters: Iterable[Parameter], share: float | None = None, interrupts: Interrupts | None = None
+    parameters: Iterable[Parameter], weight: float | None = None, interrupts: Interrupts | None = None
 ) -> None:
     """Average gradients over all workers in place, in one flat all-reduce.
 
     Args:
-        parameters: whose gradients; the same ones on every worker.
-        share: this worker's part of the samples that all gradients are means over; None if all have as many.
-        interrupts: when a worker was told to stop and its time is up, all stop here together.
+        parameters: those with gradients; the same on every worker.
+        weight: this worker's fraction of the samples of all workers; None for equal numbers of samples.
+        interrupts: if a stop is overdue on one worker, all workers stop here.
 
     Raises:
-        Interrupted: one of them was.
+        Interrupted: a stop is overdue.
         WorkerError: a worker has died or hangs.
     """
     if not is_distributed():
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overdue = torch.full((1,), float(interrupts is not None and interrupts.overdue), device=gradients[0].device)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).mul_(share or 1 / world_size())
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).mul_(weight or 1 / world_size())
     flat = torch.cat([flat, overdue.to(flat)])
     sum_(flat)
     sizes = [gradient.numel() for gradient in gradients]
-    for gradient, piece in zip(gradients, flat[:-1].split(sizes), strict=True):
-        gradient.copy_(piece.view_as(gradient))
-    # on a GPU the flag would hold back what is queued; steps are short there, and the iteration's end is soon
+    for gradient, mean in zip(gradients, flat[:-1].split(sizes), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+    # on a GPU reading the flag would wait for queued work; iterations are short there
     if flat.device.type == "cpu" and float(flat[-1]) > 0:
         raise Interrupted
 
 
-def check_alone(interrupts: Interrupts) -> None:
-    """:meth:`Interrupts.check` where a single worker must not leave the others waiting: only if there are none."""
+def check_interrupt_if_single_worker(interrupts: Interrupts) -> None:
+    """Call :meth:`Interrupts.check` unless there are other workers, which would be left waiting."""
     if not is_distributed():
         interrupts.check()
 
@@ -137,34 +138,34 @@ def moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def moments_of(*values: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """:func:`moments` of several tensors, in one exchange."""
-    own = [
+    local = [
         (x.mean().cpu(), x.var(correction=0).cpu(), torch.tensor(float(x.numel()), dtype=torch.float64))
         for x in (value.detach().double() for value in values)
     ]
     if not is_distributed():
-        return own
-    rows = _rows([float(number) for triple in own for number in triple])
-    columns = torch.tensor(rows, dtype=torch.float64).view(world_size(), len(own), 3).unbind(1)
+        return local
+    rows = _rows([float(number) for triple in local for number in triple])
+    columns = torch.tensor(rows, dtype=torch.float64).view(world_size(), len(local), 3).unbind(1)
     return [_pooled(*column.unbind(-1)) for column in columns]
 
 
 def _pooled(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments of groups (W,) as those of all their values."""
+    """Combine the moments of W groups, each (W,), into those of all their values."""
     total = count.sum()
     pooled = (count * mean).sum() / total
     return pooled, (count * (var + (mean - pooled).square())).sum() / total, total
 
 
-def mean_over_workers(values: Mapping[str, float], share: float) -> dict[str, float]:
-    """Statistics of this worker as those of all; a name that starts with ``max_`` keeps the largest.
+def mean_over_workers(values: Mapping[str, float], weight: float) -> dict[str, float]:
+    """Average statistics over all workers; of a name that starts with ``max_``, take the largest.
 
     Args:
         values: by name, the same names in the same order on every worker.
-        share: this worker's part of the samples.
+        weight: this worker's fraction of the samples of all workers.
     """
     if not is_distributed():
         return dict(values)
-    rows = _rows([share, *values.values()])
+    rows = _rows([weight, *values.values()])
     return {
         name: max(row[i] for row in rows)
         if name.startswith("max_")
@@ -174,7 +175,7 @@ def mean_over_workers(values: Mapping[str, float], share: float) -> dict[str, fl
 
 
 def _mean(weights: Sequence[float], numbers: Sequence[float]) -> float:
-    if len(set(numbers)) == 1:  # not to round what is known to all, such as counts
+    if len(set(numbers)) == 1:  # avoids rounding of numbers that all workers share, such as counts
         return numbers[0]
     return sum(w * x for w, x in zip(weights, numbers, strict=True)) / sum(weights)
 
@@ -187,63 +188,63 @@ def broadcast_(module: nn.Module) -> None:
 
 
 def check_equal(what: Mapping[str, Iterable[Tensor]], when: str) -> None:
-    """Compare what all workers should have the same bits of.
+    """Check that tensors are bitwise equal on all workers.
 
     Args:
-        what: tensors by the name that the error gives them.
-        when: for the error, "after iteration 5".
+        what: tensors by name, which the error mentions.
+        when: for the error, such as "after iteration 5".
 
     Raises:
-        WorkerError: they differ, on all workers at once.
+        WorkerError: they differ; raised on all workers.
     """
     if not is_distributed():
         return
-    own = [byte for tensors in what.values() for byte in _digest(tensors)]
-    table = [bytes(int(byte) for byte in row) for row in _rows([float(byte) for byte in own])]
+    local = [byte for tensors in what.values() for byte in _digest(tensors)]
+    table = [bytes(int(byte) for byte in row) for row in _rows([float(byte) for byte in local])]
     for i, name in enumerate(what):
         digests = [row[i * _DIGEST_BYTES : (i + 1) * _DIGEST_BYTES] for row in table]
-        other = [str(number) for number, digest in enumerate(digests) if digest != digests[0]]
-        if other:
+        different = [str(number) for number, digest in enumerate(digests) if digest != digests[0]]
+        if different:
             raise WorkerError(
-                f"{when} the {name} of worker {', '.join(other)} is not that of worker 0, so they do not train the "
-                "same network any more: do all machines run the same versions and hardware? Go on from the last "
+                f"{when} the {name} of worker {', '.join(different)} differ from those of worker 0, so they no longer "
+                "train the same network: do all machines have the same software and hardware? Continue from the last "
                 "checkpoint with: anybatch resume"
             )
 
 
 def _digest(tensors: Iterable[Tensor]) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.digest()
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.digest()
 
 
-def everyone(value: T) -> list[T]:
-    """What every worker has, by number; small things of any kind."""
+def all_gather(value: T) -> list[T]:
+    """Gather a small object of any kind from every worker, in the order of their numbers."""
     if not is_distributed():
         return [value]
-    found: list[T] = process_group.from_main(process_group.gather_to_main(value))
-    return found
+    gathered: list[T] = process_group.from_main(process_group.gather_to_main(value))
+    return gathered
 
 
 def gather_to_main(value: T) -> list[T] | None:
-    """What every worker has, by number, on worker 0; None elsewhere."""
+    """Gather a value from every worker on worker 0, in the order of their numbers; None elsewhere."""
     return process_group.gather_to_main(value) if is_distributed() else [value]
 
 
 def from_main(value: T) -> T:
-    """What worker 0 has; the others' ``value`` is not looked at."""
+    """Broadcast ``value`` from worker 0; those of the others are ignored."""
     if not is_distributed():
         return value
-    found: T = process_group.from_main(value)
-    return found
+    received: T = process_group.from_main(value)
+    return received
 
 
 def on_main(function: Callable[[], T]) -> T:
-    """Call a function on worker 0 alone; its result, or its error, is that of all.
+    """Call a function on worker 0 only; its result is returned, or its error raised, on all workers.
 
     Raises:
-        AnybatchError: what the function raised there.
+        AnybatchError: the function's error.
     """
     if not is_distributed():
         return function()
@@ -260,7 +261,7 @@ def on_main(function: Callable[[], T]) -> T:
 
 
 def _rows(numbers: Sequence[float]) -> list[list[float]]:
-    """Some numbers of every worker, (W, K): each adds its row to zeros, which changes no bit."""
+    """Gather K numbers from every worker, (W, K), exactly: each adds its row to zeros."""
     table = torch.zeros(world_size(), len(numbers), dtype=torch.float64)
     table[rank()] = torch.tensor(numbers, dtype=torch.float64)
     sum_(table)

@@ -1,7 +1,7 @@
-"""Joining the other data-parallel workers, and noticing when one of them has died or hangs.
+"""The process group of the data-parallel workers, and the detection of workers that have died or hang.
 
-Workers are processes started by ``torchrun``, or by anything else that sets its environment variables. What the
-workers tell each other besides gradients is small and goes through the CPU (gloo).
+Workers are processes started by ``torchrun``, or by any other launcher that sets its environment variables. Apart from
+gradients, they exchange little data, through the CPU (gloo).
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anybatch.errors import ConfigError, WorkerError
-from anybatch.system.launcher import launched, launched_rank
+from anybatch.system.launcher import launcher_rank, started_by_launcher
 
-_JOIN_SECONDS = 300.0  # also for what is rare and slow: checkpoints, and what is read when a run goes on
-_PATIENCE_SECONDS = 16.0
-_NCCL_SECONDS = 30.0  # the first exchange of gradients sets the connections up as well
+_JOIN_SECONDS = 300.0  # also for rare and slow operations: writing and reading checkpoints
+_TIMEOUT_SECONDS = 16.0
+_NCCL_SECONDS = 30.0  # the first exchange of gradients also sets up the connections
 _ROLL_CALL_SECONDS = 2.0
-_LET_GO_SECONDS = 0.2
+_GLOO_SHUTDOWN_SECONDS = 0.2
 _VARIABLE = "ANYBATCH_WORKER_TIMEOUT"
 
-_last_meeting = 0.0
-_calls = 0
+_last_collective = 0.0
+_roll_calls = 0
 
 
 @contextlib.contextmanager
-def join() -> Iterator[None]:
-    """Join the other workers, if there are any, for the length of the block; inside another such block do nothing.
+def joined_process_group() -> Iterator[None]:
+    """Join the other workers, if there are any, for the duration of the block; a nested block does nothing.
 
     Raises:
-        WorkerError: the others did not come.
+        WorkerError: the others did not join in time.
     """
-    if not launched() or dist.is_initialized():
+    if not started_by_launcher() or dist.is_initialized():
         yield
         return
-    seconds = patience()
+    seconds = worker_timeout()
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=_JOIN_SECONDS))
-        if cuda:  # a watchdog of NCCL's own ends a process whose gradients do not arrive
+        if cuda:  # NCCL's watchdog ends a process whose gradients do not arrive
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
             nccl = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
             nccl._set_default_timeout(timedelta(seconds=max(seconds, _NCCL_SECONDS)))
@@ -55,7 +55,7 @@ def join() -> Iterator[None]:
         raise
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
-            f"worker {launched_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
+            f"worker {launcher_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {_first_line(error)}"
         ) from error
     try:
@@ -64,18 +64,17 @@ def join() -> Iterator[None]:
     finally:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        # gloo's threads still let go of the last tensors, for which they need the interpreter; while it shuts down they
-        # would abort the program
-        time.sleep(_LET_GO_SECONDS)
+        # gloo's threads need the interpreter to release their last tensors, and abort a program that is shutting down
+        time.sleep(_GLOO_SHUTDOWN_SECONDS)
 
 
 def local_device(name: str) -> str:
-    """The device of this worker: ``auto`` and ``cuda`` become a GPU of its own where workers share a machine.
+    """The device of this worker: ``auto`` and ``cuda`` become a separate GPU for each worker of a machine.
 
     Raises:
-        ConfigError: one GPU is named for several workers of this machine, or there are fewer GPUs than workers.
+        ConfigError: several workers of this machine would use one GPU.
     """
-    if not launched() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if not started_by_launcher() or name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return name
     here, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if name not in ("auto", "cuda"):
@@ -93,66 +92,66 @@ def local_device(name: str) -> str:
 
 
 def is_distributed() -> bool:
-    """Whether more than one worker has been joined."""
+    """Whether this process has joined at least one other worker."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def sum_(tensor: Tensor) -> None:
-    """Add up a tensor of all workers in place; all get the same bits.
+    """Add up a tensor over all workers in place, with bitwise equal results.
 
     Raises:
-        WorkerError: another worker has died, or has not come within the time that it is given: 16 seconds
-            (ANYBATCH_WORKER_TIMEOUT), or twice what this worker took since they last met if that is more.
+        WorkerError: another worker has died or did not call this in time: within 16 seconds (ANYBATCH_WORKER_TIMEOUT),
+            or twice this worker's time since the last collective if that is longer.
     """
     options = dist.AllreduceOptions()
     if tensor.device.type == "cpu":
-        options.timeout = timedelta(seconds=_patience())
+        options.timeout = timedelta(seconds=_timeout())
     _guard(lambda: dist.group.WORLD.allreduce([tensor], options).wait())  # type: ignore[union-attr]
 
 
 def wait_for_all() -> None:
-    """Wait until every worker is here, also for a slow one: after making environments, or writing a checkpoint."""
+    """Wait up to five minutes for every worker: after creating environments, or writing a checkpoint."""
     if is_distributed():
         _guard(lambda: dist.all_reduce(torch.zeros(1)))
 
 
 def from_main(value: Any) -> Any:
-    """What worker 0 has, of any kind; the others' ``value`` is not looked at."""
+    """Broadcast an object of any kind from worker 0."""
     box = [value]
     _guard(lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")))
     return box[0]
 
 
 def gather_to_main(value: Any) -> list[Any] | None:
-    """What every worker has, by number, on worker 0; None elsewhere."""
-    everyone: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    _guard(lambda: dist.gather_object(value, everyone, dst=0))
-    return everyone
+    """Gather an object from every worker on worker 0; None elsewhere."""
+    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    _guard(lambda: dist.gather_object(value, gathered, dst=0))
+    return gathered
 
 
 def _guard(collective: Callable[[], object]) -> None:
-    global _last_meeting
+    global _last_collective
     try:
         collective()
     except RuntimeError as error:
         raise WorkerError(_reason(error)) from error
-    _last_meeting = time.monotonic()
+    _last_collective = time.monotonic()
 
 
-def _patience() -> float:
-    own = time.monotonic() - _last_meeting if _last_meeting else 0.0
-    return max(patience(), 2 * own)
+def _timeout() -> float:
+    elapsed = time.monotonic() - _last_collective if _last_collective else 0.0
+    return max(worker_timeout(), 2 * elapsed)
 
 
-def patience() -> float:
-    """Seconds that a worker waits for the others at least.
+def worker_timeout() -> float:
+    """Minimum number of seconds that a worker waits for the others.
 
     Raises:
         ConfigError: ANYBATCH_WORKER_TIMEOUT is not a number above 0.
     """
     text = os.environ.get(_VARIABLE)
     try:
-        seconds = _PATIENCE_SECONDS if text is None else float(text)
+        seconds = _TIMEOUT_SECONDS if text is None else float(text)
     except ValueError:
         seconds = 0.0
     if seconds <= 0:
@@ -161,28 +160,28 @@ def patience() -> float:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Which workers do not answer: those that do say so to each other."""
-    global _calls
-    _calls += 1
+    """Name the workers that do not answer a roll call in the store of the process group."""
+    global _roll_calls
+    _roll_calls += 1
     me, missing = dist.get_rank(), []
     try:
         store = dist.distributed_c10d._get_default_store()
-        store.set(f"anybatch-here-{_calls}-{me}", "yes")
+        store.set(f"anybatch-here-{_roll_calls}-{me}", "yes")
         deadline = time.monotonic() + _ROLL_CALL_SECONDS
         for other in range(dist.get_world_size()):
             try:
                 left = max(0.1, deadline - time.monotonic())
-                store.wait([f"anybatch-here-{_calls}-{other}"], timedelta(seconds=left))
+                store.wait([f"anybatch-here-{_roll_calls}-{other}"], timedelta(seconds=left))
             except dist.DistStoreError:
                 missing.append(str(other))
-        if me == 0:  # the others may still be asking, and what they ask may live in this process
+        if me == 0:  # the store may be in this process, and the others may still be using it
             time.sleep(1.0)
     except RuntimeError:
         missing = missing or ["0 (or its machine)"]
     who = f"worker {', '.join(missing)} has died or hangs" if missing else "the connection between workers has broken"
-    return f"{who} ({_first_line(error)}); go on from the last checkpoint with: anybatch resume"
+    return f"{who} ({_first_line(error)}); continue from the last checkpoint with: anybatch resume"
 
 
 def _first_line(error: BaseException) -> str:
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\] *|\. This .*$", "", line)[:200]  # without the place in the source of gloo
+    return re.sub(r"^\[[^]]*\] *|\. This .*$", "", line)[:200]  # without the position in gloo's source

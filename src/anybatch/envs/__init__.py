@@ -8,20 +8,19 @@ from anybatch._lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from anybatch.envs.base import Steps, VectorEnv, derive_seeds
-    from anybatch.envs.factory import list_envs, make
-    from anybatch.envs.installed import EnvGroup, catalog
+    from anybatch.envs.factory import make
+    from anybatch.envs.installed import EnvFamily, catalog
     from anybatch.envs.procgen import list_procgen, normalized_return
     from anybatch.envs.registry import environment_id, find_environment
 
 __all__ = [
-    "EnvGroup",
+    "EnvFamily",
     "Steps",
     "VectorEnv",
     "catalog",
     "derive_seeds",
     "environment_id",
     "find_environment",
-    "list_envs",
     "list_procgen",
     "make",
     "normalized_return",
@@ -30,14 +29,13 @@ __all__ = [
 __getattr__ = lazy_attributes(
     __name__,
     {
-        "EnvGroup": "installed",
+        "EnvFamily": "installed",
         "Steps": "base",
         "VectorEnv": "base",
         "catalog": "installed",
         "derive_seeds": "base",
         "environment_id": "registry",
         "find_environment": "registry",
-        "list_envs": "factory",
         "list_procgen": "procgen",
         "make": "factory",
         "normalized_return": "procgen",

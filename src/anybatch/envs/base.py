@@ -1,7 +1,7 @@
-"""What every environment family looks like from the inside of anybatch.
+"""The interface of all environment families.
 
-N environments; one autoreset convention, SAME_STEP: the observation of a step that ended an episode is already
-the first one of the next episode, and no row exists that was not a real transition.
+N environments with one autoreset convention, SAME_STEP: the observation of a step that ends an episode is the first one
+of the next episode, and every row is a real transition.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Steps:
-    """What one step of N environments returned; K of their episodes were cut by a time limit."""
+    """Results of one step of N environments, K of whose episodes were cut by a time limit."""
 
     observation: Observation
-    """(N, ...) to act on next: where an episode ended, the first observation of the next one."""
+    """(N, ...) to act on next: after the end of an episode, the first observation of the next one."""
     reward: np.ndarray
     """(N,) float32, in the environment's own units."""
     terminated: np.ndarray
-    """(N,) bool: the episode reached an end of its own."""
+    """(N,) bool: the episode reached a terminal state."""
     truncated: np.ndarray
-    """(N,) bool: the episode was cut from outside, by a time limit."""
+    """(N,) bool: the episode was cut by a time limit."""
     final_index: np.ndarray
     """(K,) int64, ascending: environments that were truncated and not terminated."""
     final_observation: Observation | None
-    """(K, ...) the real last observation of those, to bootstrap from; None if K is 0."""
+    """(K, ...) their last observations before the reset, to bootstrap from; None if K is 0."""
 
     @property
     def done(self) -> np.ndarray:
-        """(N,) bool: an episode ended with this step, for either reason."""
+        """(N,) bool: the episode was terminated or truncated."""
         done: np.ndarray = self.terminated | self.truncated
         return done
 
 
 class VectorEnv(Protocol):
-    """N copies of one environment that are stepped together; :func:`anybatch.envs.factory` returns one."""
+    """N copies of one environment that are stepped together; :func:`anybatch.envs.make` returns one."""
 
     num_envs: int
     """N."""
     observation_space: gymnasium.Space[Any]
-    """Of a single environment, as handed out here: floats are float32, Discrete ones start at 0."""
+    """Of a single environment, after conversion: floats are float32, Discrete spaces start at 0."""
     action_space: gymnasium.Space[Any]
-    """Of a single environment, as taken here: Box is float32, Discrete ones start at 0."""
+    """Of a single environment, before conversion: Box is float32, Discrete spaces start at 0."""
     bootstrap_truncated: bool
-    """Whether this family bootstraps the value of truncated episodes by default."""
+    """Whether truncated episodes are bootstrapped by default."""
 
     def reset(self) -> Observation:
         """Begin an episode in every environment and return the observations (N, ...); the first call seeds them."""
@@ -63,24 +63,24 @@ class VectorEnv(Protocol):
         """
 
     def save_state(self) -> dict[str, Any] | None:
-        """Everything that the next steps depend on, for `torch.load(weights_only=True)`; None if it cannot be saved."""
+        """The complete state, for `torch.load(weights_only=True)`; None if it cannot be saved."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from where `save_state` was called; the observation to act on is the caller's to keep."""
+        """Restore the state of `save_state`; the caller keeps the observation to act on."""
 
     def render(self) -> np.ndarray:
-        """A picture (H, W, 3) uint8 of environment 0; raises EnvError if there is none to be had."""
+        """A frame (H, W, 3) uint8 of environment 0; raises EnvError if there is none."""
 
     def close(self) -> None:
-        """Free processes, windows and memory."""
+        """Release processes, windows and memory."""
 
 
 def derive_seeds(seed: int, count: int) -> list[int]:
     """`count` different seeds in [0, 2**31), unrelated to those derived from any other seed.
 
-    Seeding environment i with seed + i would let runs with neighbouring seeds share environments. A longer list
-    begins with the shorter one.
+    Seeding environment i with seed + i would give runs with neighbouring seeds the same environments. A larger `count`
+    extends the list.
     """
-    # Spares make up for the repetitions that 31 bits bring at large N.
-    drawn = np.random.SeedSequence(seed).generate_state(count + count // 8 + 8) >> 1
-    return list(dict.fromkeys(drawn.tolist()))[:count]
+    # A few more than needed, because numbers of 31 bits repeat at large N.
+    candidates = np.random.SeedSequence(seed).generate_state(count + count // 8 + 8) >> 1
+    return list(dict.fromkeys(candidates.tolist()))[:count]

@@ -1,4 +1,4 @@
-"""Any EnvPool environment, stepped by EnvPool's own threads."""
+"""EnvPool environments, stepped by EnvPool's threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError
 
-# Keys of EnvPool's configuration that are not the user's to set: anybatch does.
-_OURS = frozenset(
+# Keys of EnvPool's configuration that anybatch sets itself.
+_RESERVED = frozenset(
     {"num_envs", "batch_size", "num_threads", "max_num_players", "base_path"}
     | {"seed", "env_seed", "gym_reset_return_info"}
 )
@@ -25,7 +25,7 @@ _OURS = frozenset(
 
 def import_envpool() -> Any:
     """The envpool module; raises EnvError if it is not installed."""
-    load_qt()  # before the import: without Qt in place EnvPool gives up on Procgen for the rest of the process
+    load_qt()  # before the import: without Qt, EnvPool disables Procgen for the rest of the process
     try:
         return importlib.import_module("envpool")
     except ImportError as error:
@@ -38,18 +38,26 @@ def task_ids() -> list[str]:
 
 
 def task_families() -> dict[str, list[str]]:
-    """EnvPool's ids, sorted, by the name of the family that they belong to (atari, mujoco.gym, ...)."""
+    """EnvPool's ids, sorted, by family (atari, mujoco.gym, ...)."""
     import_envpool()
     try:
         specs = importlib.import_module("envpool.registration").registry.specs
-        where = {name: str(specs[name][0]).removeprefix("envpool.") for name in task_ids()}
-    except (ImportError, AttributeError, KeyError, TypeError, IndexError):  # EnvPool promises ids, not families
-        where = dict.fromkeys(task_ids(), "all families")
-    return {family: [name for name in where if where[name] == family] for family in sorted(set(where.values()))}
+        families = {name: str(specs[name][0]).removeprefix("envpool.") for name in task_ids()}
+    except (
+        ImportError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        IndexError,
+    ):  # the families are not part of EnvPool's public interface
+        families = dict.fromkeys(task_ids(), "all families")
+    return {
+        family: [name for name in families if families[name] == family] for family in sorted(set(families.values()))
+    }
 
 
 def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
-    """EnvPool's description of a task, without starting it.
+    """EnvPool's specification of a task, without starting it.
 
     Raises ConfigError for an unknown task and EnvError for one that EnvPool cannot describe.
     """
@@ -60,14 +68,14 @@ def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
         raise ConfigError(f"env.id is {env_id!r}, and EnvPool has no environment {task_id!r}{hint}")
     try:
         return pool.make_spec(task_id, **config)
-    except Exception as error:  # C++ raises what it likes
+    except Exception as error:  # C++ raises any kind
         raise EnvError(f"EnvPool cannot make {env_id}: {error}") from error
 
 
 def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserved: frozenset[str]) -> dict[str, Any]:
-    """`options` with the types that EnvPool wants; raises ConfigError for an unknown name or a wrong type."""
+    """`options` converted to EnvPool's types; raises ConfigError for an unknown name or a wrong type."""
     defaults: dict[str, Any] = spec.config._asdict()
-    allowed = sorted(set(defaults) - _OURS - reserved)
+    allowed = sorted(set(defaults) - _RESERVED - reserved)
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in allowed:
@@ -86,8 +94,8 @@ def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserve
 class EnvPoolVectorEnv:
     """N copies of one EnvPool task; see :class:`anybatch.envs.base.VectorEnv`.
 
-    EnvPool resets on the step after an episode's end, which would be a row without a transition. Resetting the
-    finished environments right away leaves no such row. Its state cannot be saved.
+    EnvPool resets on the step after the end of an episode, which would be a row without a transition. Resetting the
+    finished environments at once avoids such rows. EnvPool's state cannot be saved.
     """
 
     def __init__(
@@ -104,11 +112,11 @@ class EnvPoolVectorEnv:
     ) -> None:
         """`seeds`: one for each of the N environments.
 
-        `render_size`: frames are this many pixels in width and height; None leaves it to the environment.
+        `render_size`: width and height of frames in pixels; None is the environment's default.
         """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
-            raise EnvError(f"{env_id} has several players, and anybatch trains a single one.")
+            raise EnvError(f"{env_id} has several players, and anybatch trains only one.")
         self.num_envs = num_envs = len(seeds)
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
@@ -122,24 +130,23 @@ class EnvPoolVectorEnv:
                 config |= {"render_width": render_size, "render_height": render_size}
         try:
             self._pool: Any = import_envpool().make(task_id, env_type="gymnasium", **config)
-        except Exception as error:  # C++ raises what it likes
+        except Exception as error:  # C++ raises any kind
             raise EnvError(f"EnvPool cannot make {env_id}: {error}") from error
         with warnings.catch_warnings():
-            # EnvPool states float32 bounds in float64, and Gymnasium remarks on it.
+            # EnvPool gives float32 bounds in float64, about which Gymnasium warns.
             warnings.simplefilter("ignore", UserWarning)
             self._observations = Observations(self._pool.observation_space, env_id)
             self._actions = Actions(self._pool.action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         action_spec = list(self._pool.spec.action_array_spec.values())[-1]
-        # EnvPool calls a one-element vector Discrete too, and still wants the vector.
+        # EnvPool calls a one-element vector Discrete too, and still expects a vector.
         self._action_shape = (num_envs, *(size for size in action_spec.shape if size != -1))
         self._ids = np.arange(num_envs, dtype=np.int32)
         self._rendering = rendering
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode everywhere."""
         observation = self._reset(self._ids)
         self._last = observation
         return observation
@@ -149,7 +156,7 @@ class EnvPoolVectorEnv:
         native = self._actions.native(action, self.num_envs).reshape(self._action_shape)
         raw, reward, terminated, truncated, info = self._pool.step(native)
         self._check_order(info, self._ids)
-        # No copy: EnvPool hands every batch over in memory of its own (tests hold it to that).
+        # No copy: EnvPool returns every batch in new memory (a test checks that).
         observation = self._observations.batch(raw, self.num_envs, copy=False)
         reward = np.asarray(reward, dtype=np.float32)
         check_reward(reward, self._env_id)
@@ -163,14 +170,14 @@ class EnvPoolVectorEnv:
         return Steps(observation, reward, terminated, truncated, final_index, final)
 
     def save_state(self) -> None:
-        """None: EnvPool keeps its state to itself."""
+        """Return None, because EnvPool has no access to its state."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Raises EnvError: there is no state to load."""
+        """Raise EnvError, because there is no state to load."""
         raise EnvError(f"The state of {self._env_id} cannot be restored: EnvPool does not support it.")
 
     def render(self) -> np.ndarray:
-        """EnvPool's frame of environment 0, or its image observation where EnvPool draws none."""
+        """EnvPool's frame of environment 0, or its image observation if EnvPool cannot draw it."""
         if self._rendering:
             try:
                 return np.array(self._pool.render(env_ids=[0])[0])
@@ -179,10 +186,9 @@ class EnvPoolVectorEnv:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        """Stop EnvPool's threads."""
         if self._pool is not None:
             self._pool.close()
-            self._pool = None  # EnvPool ends its threads when it is collected
+            self._pool = None  # EnvPool ends its threads on deletion
 
     def _reset(self, ids: np.ndarray) -> Observation:
         raw, info = self._pool.reset(ids)
@@ -192,6 +198,6 @@ class EnvPoolVectorEnv:
         return observation
 
     def _check_order(self, info: dict[str, Any], expected: np.ndarray) -> None:
-        # True of EnvPool's synchronous mode; rows credited to the wrong environment would train in silence.
+        # Holds in EnvPool's synchronous mode; rows of the wrong environment would go unnoticed.
         if not np.array_equal(info["env_id"], expected):
             raise EnvError(f"EnvPool returned the rows of {self._env_id} out of order.")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import functools
 import inspect
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -17,37 +14,27 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv, derive_seeds
-from anybatch.envs.groups import GroupedEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError
+from anybatch.system.signals import ignoring_sigint
 
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
 
-def make(config: EnvConfig, num_envs: int, seed: int, *, groups: int = 1, rendering: bool = False) -> VectorEnv:
+def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False) -> VectorEnv:
     """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
 
     seed: environments made with different seeds have nothing in common; the same seed gives the same ones.
-    groups: of equal size, that can be stepped apart; more than one give a :class:`anybatch.envs.groups.GroupedEnv`.
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    size = num_envs // groups if groups > 0 else 0
-    if size * groups != num_envs:
-        raise ConfigError(f"env.groups is {groups}, but must divide the {num_envs} environments.")
-    seeds, made = derive_seeds(seed, num_envs), list[VectorEnv]()
-    with contextlib.ExitStack() as undo:
-        for start in range(0, num_envs, size):
-            env = _make(config, seeds[start : start + size], rendering)
-            made.append(env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id))
-            undo.callback(made[-1].close)
-        undo.pop_all()
-    return made[0] if groups == 1 else GroupedEnv(made)
+    env = _make(config, derive_seeds(seed, num_envs), rendering)
+    return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
 
 
 def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
@@ -79,20 +66,6 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
         return env.observation_space, env.action_space
     finally:
         env.close()
-
-
-def list_envs() -> dict[str, list[str]]:
-    """The ids that are installed, complete with their prefix: {"procgen": [...], "gym": [...], "envpool": [...]}."""
-    listed: dict[str, list[str]] = {"procgen": [], "gym": [f"gym:{name}" for name in sorted(gymnasium.registry)]}
-    try:
-        from anybatch.envs.envpool import task_ids
-        from anybatch.envs.procgen import list_procgen
-
-        listed["procgen"] = [f"procgen:{name}" for name in list_procgen()]
-        listed["envpool"] = [f"envpool:{name}" for name in task_ids()]
-    except EnvError:  # EnvPool is an extra
-        listed["envpool"] = []
-    return listed
 
 
 def _suggest_family(name: str) -> str:
@@ -152,23 +125,10 @@ def _vectorize(
     if how == "sync":
         return GymnasiumLoop(make_env, seeds, env_id=env_id)
     if how == "async":
-        with _ignoring_ctrl_c():
+        with ignoring_sigint():
             processes = AsyncVectorEnv([make_env] * len(seeds), autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVector(processes, seeds, env_id=env_id)
     raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
-
-
-@contextlib.contextmanager
-def _ignoring_ctrl_c() -> Iterator[None]:
-    """Processes started here inherit this: a terminal sends Ctrl-C to all of them, and the main one decides."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _make_callable(

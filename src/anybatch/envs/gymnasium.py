@@ -10,7 +10,7 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.spaces import Actions, Observations, check_reward, concatenated, picture
+from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 
 
@@ -53,23 +53,23 @@ class GymnasiumLoop:
         reward = np.empty(self.num_envs, np.float32)
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
-        last: dict[int, Observation] = {}
+        final: Observation | None = None
         for index, env in enumerate(self._envs):
             raw, one_reward, terminated[index], truncated[index], _ = env.step(native[index])
             reward[index] = self._scalar(one_reward, index)
             if terminated[index] or truncated[index]:
                 if not terminated[index]:
                     # Copied before the reset, which may reuse the environment's own array.
-                    last[index] = self._observations.empty(1)
-                    self._observations.put(last[index], 0, raw, index)
+                    final = self._observations.empty(self.num_envs) if final is None else final
+                    self._observations.put(final, index, raw)
                 raw = env.reset()[0]
             self._observations.put(observation, index, raw)
         check_reward(reward, self._env_id)
         self._observations.check_finite(observation)
         self._last = observation
-        final_index = np.array(sorted(last), dtype=np.int64)
-        final = concatenated(list(last.values())) if last else None
+        final_index = np.flatnonzero(truncated & ~terminated)
         if final is not None:
+            final = take(final, final_index)
             self._observations.check_finite(final, final_index)
         return Steps(observation, reward, terminated, truncated, final_index, final)
 

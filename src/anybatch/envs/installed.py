@@ -1,4 +1,4 @@
-"""Which environments are installed, in groups, and what is missing for the others."""
+"""Catalog of environments by family, with the commands that install missing ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anybatch.envs.procgen import GAMES, MODES, list_procgen, require_qt
 from anybatch.errors import EnvError
 
 _PROCGEN = "pip install 'anybatch[procgen]'"
-# Gymnasium's own families by the module that their code is in: what they import, and the extra that brings it.
+# Gymnasium's own families by the module of their code: the package they import, and the command that installs it.
 _GYM_NEEDS = {
     "box2d": ("Box2D", "pip install 'gymnasium[box2d]'"),
     "mujoco": ("mujoco", "pip install 'gymnasium[mujoco]'"),
@@ -22,47 +22,47 @@ _GYM_NEEDS = {
 
 
 @dataclass(frozen=True)
-class EnvGroup:
-    """Environments that come and go together."""
+class EnvFamily:
+    """Environments that need the same packages."""
 
     prefix: str
-    """procgen, gym or envpool: what stands before the colon of their ids."""
+    """procgen, gym or envpool: the part of their ids before the colon."""
     name: str
     """Family, such as classic_control or atari."""
     ids: tuple[str, ...]
-    """Their complete ids, sorted; of what is not installed only those that are known all the same."""
+    """Their complete ids, sorted; if the family is not installed, those that are known anyway."""
     missing: str = ""
-    """The command that installs what they need; empty if nothing is missing."""
+    """The command that installs what is missing; empty if nothing is."""
 
 
-def catalog() -> list[EnvGroup]:
-    """All groups: Procgen, then Gymnasium's registry, then EnvPool.
+def catalog() -> list[EnvFamily]:
+    """List all families: Procgen, then Gymnasium's registry, then EnvPool.
 
-    An id counts as installed if what its family needs can be imported; nothing is started.
+    A family counts as installed if the packages that it needs can be imported; nothing is started.
     """
     return [_procgen(), *_gym(), *_envpool()]
 
 
-def _procgen() -> EnvGroup:
+def _procgen() -> EnvFamily:
     try:
         require_qt()
-        return EnvGroup("procgen", "16 games", tuple(f"procgen:{name}" for name in list_procgen()))
+        return EnvFamily("procgen", "16 games", tuple(f"procgen:{name}" for name in list_procgen()))
     except EnvError:
         names = (f"procgen:{game}-{mode}" for game in GAMES for mode in MODES[:2])  # every game has easy and hard
-        return EnvGroup("procgen", "16 games", tuple(names), _PROCGEN)
+        return EnvFamily("procgen", "16 games", tuple(names), _PROCGEN)
 
 
-def _gym() -> list[EnvGroup]:
-    families: dict[str, list[str]] = defaultdict(list)
+def _gym() -> list[EnvFamily]:
+    ids_by_name: dict[str, list[str]] = defaultdict(list)
     for name, spec in gymnasium.registry.items():
-        if isinstance(spec.entry_point, str):  # the others only raise an error that says where they have gone
-            families[_gym_family(spec.entry_point)].append(f"gym:{name}")
-    groups = []
-    for family, ids in sorted(families.items()):
-        module, command = _GYM_NEEDS.get(family, ("", ""))
+        if isinstance(spec.entry_point, str):  # others raise an error that names the package they have moved to
+            ids_by_name[_gym_family(spec.entry_point)].append(f"gym:{name}")
+    families = []
+    for name, ids in sorted(ids_by_name.items()):
+        module, command = _GYM_NEEDS.get(name, ("", ""))
         absent = module and importlib.util.find_spec(module) is None
-        groups.append(EnvGroup("gym", family, tuple(sorted(ids)), command if absent else ""))
-    return groups
+        families.append(EnvFamily("gym", name, tuple(sorted(ids)), command if absent else ""))
+    return families
 
 
 def _gym_family(entry_point: str) -> str:
@@ -70,15 +70,15 @@ def _gym_family(entry_point: str) -> str:
     return parts[2] if parts[:2] == ["gymnasium", "envs"] and len(parts) > 2 else parts[0]
 
 
-def _envpool() -> list[EnvGroup]:
+def _envpool() -> list[EnvFamily]:
     try:
         from anybatch.envs.envpool import task_families
 
         families = task_families()
     except EnvError:
-        return [EnvGroup("envpool", "all families", (), _PROCGEN)]
+        return [EnvFamily("envpool", "all families", (), _PROCGEN)]
     return [
-        EnvGroup("envpool", family, tuple(f"envpool:{name}" for name in names))
+        EnvFamily("envpool", family, tuple(f"envpool:{name}" for name in names))
         for family, names in families.items()
         if family != "procgen"  # these are procgen:GAME-MODE here
     ]

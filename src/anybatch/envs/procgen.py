@@ -28,7 +28,7 @@ NORMALIZATION: dict[str, tuple[float, float]] = {
     "plunder": (3.0, 30.0),
     "starpilot": (1.5, 35.0),
 }
-"""Returns of hard mode that count as 0 and as 1."""
+"""Returns in hard mode with normalised return 0 and 1."""
 
 GAMES: tuple[str, ...] = tuple(NORMALIZATION)
 """The names of the games."""
@@ -55,7 +55,7 @@ def modes(game: str) -> list[str]:
 
 
 def list_procgen() -> list[str]:
-    """Every GAME-MODE there is."""
+    """All GAME-MODE names."""
     return [f"{game}-{mode}" for game in GAMES for mode in modes(game)]
 
 
@@ -68,7 +68,7 @@ def make_procgen(
     threads: int = 0,
     rendering: bool = False,
 ) -> EnvPoolVectorEnv:
-    """A copy for each of N seeds of the game `name`, GAME or GAME-MODE (default hard).
+    """Make a copy of the game `name`, GAME or GAME-MODE (default hard), for each of N seeds.
 
     Observations (N, 64, 64, 3) uint8, 15 actions.
 
@@ -80,16 +80,16 @@ def make_procgen(
         task_id,
         seeds,
         env_id=env_id,
-        options={**checked, "channel_first": False},  # its native layout: EnvPool then has nothing to transpose
+        options={**checked, "channel_first": False},  # the native layout, which EnvPool need not transpose
         threads=threads,
-        bootstrap_truncated=False,  # the paper's code treats timeouts as the end
+        bootstrap_truncated=False,  # the paper's code treats timeouts as terminal
         render_size=_RENDER_SIZE,
         rendering=rendering,
     )
 
 
 def resolve(name: str, env_id: str) -> str:
-    """EnvPool's id for GAME or GAME-MODE; raises ConfigError if there is none, EnvError if it cannot be had."""
+    """EnvPool's id for GAME or GAME-MODE; raises ConfigError if there is none, EnvError if Procgen is missing."""
     game, _, mode = name.partition("-")
     if game not in GAMES:
         close = difflib.get_close_matches(game.lower(), GAMES, n=1)
@@ -115,10 +115,10 @@ def require_qt() -> None:
     module = importlib.import_module("envpool.procgen")
     try:
         if "ProcgenEnvSpec" not in vars(module):
-            importlib.reload(module)  # somebody imported envpool before anybatch could put Qt in place
-        module.ProcgenEnvSpec  # noqa: B018 - raises what went wrong at its import
+            importlib.reload(module)  # envpool was imported before anybatch could load Qt
+        module.ProcgenEnvSpec  # noqa: B018 - raises the error of its import
     except (ImportError, AttributeError, RuntimeError) as error:
         raise EnvError(
-            "Procgen needs Qt 5: pip install 'anybatch[procgen]' (it has the PyPI package PyQt5-Qt5), or install the "
+            "Procgen needs Qt 5: pip install 'anybatch[procgen]' (which includes PyQt5-Qt5), or install the "
             f"system's Qt 5 package, such as libqt5gui5 on Debian and Ubuntu. Loading it failed with: {error}"
         ) from error

@@ -1,7 +1,7 @@
-"""Save and restore Gymnasium environments that live in this process, so that training resumes where it stopped.
+"""Saving and restoring Gymnasium environments of this process, so that training resumes exactly.
 
-Works for environments whose attributes are plain data: numbers, text, arrays, containers of these, and random
-generators. One attribute of any other kind that could hold state makes the environment not savable.
+Supports environments whose attributes are plain data: numbers, text, arrays, containers of these, and random
+generators. Any other attribute that could hold state makes an environment impossible to save.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from anybatch.errors import EnvError
 
 _ATOMS = (type(None), bool, int, float, str)
-# The same in a fresh environment, so neither saved nor restored.
+# Equal in a new environment, so neither saved nor restored.
 _CONSTANTS = (
     gymnasium.Space,
     EnvSpec,
@@ -35,15 +35,15 @@ _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 class NotSavableError(Exception):
-    """Raised by :func:`encode` for a value that is not plain data; its text says which."""
+    """Raised for a value that is not plain data; the message names its type."""
 
 
 def save(env: gymnasium.Env[Any, Any]) -> list[Any] | None:
-    """The state of `env` and its wrappers as nested lists of plain data and tensors, or None if there is more to it.
+    """The state of `env` and its wrappers as nested lists of plain data and tensors; None if it cannot be saved.
 
-    A layer with `get_state()` and `set_state(state)` of its own is saved with these.
+    A layer with methods `get_state()` and `set_state(state)` is saved with these.
     """
-    encoder = _Encoder()  # one for all layers: what they share stays shared
+    encoder = _Encoder()  # one for all layers, to preserve shared objects
     try:
         return [[type(layer).__qualname__, encoder.encode(_state_of(layer))] for layer in _layers(env)]
     except NotSavableError:
@@ -51,26 +51,26 @@ def save(env: gymnasium.Env[Any, Any]) -> list[Any] | None:
 
 
 def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
-    """Bring `env`, made the same way, to a state from :func:`save`; raises EnvError if it is made of other layers."""
+    """Restore a state from :func:`save` in an equal `env`; raises EnvError if its layers differ."""
     layers = list(_layers(env))
     names = [type(layer).__qualname__ for layer in layers]
     if names != [name for name, _ in state]:
-        raise EnvError(f"The saved environment is made of {[name for name, _ in state]}, and this one of {names}.")
+        raise EnvError(f"The saved environment has the layers {[name for name, _ in state]}, and this one {names}.")
     decoder = _Decoder()
     for layer, (_, encoded) in zip(layers, state, strict=True):
         data = decoder.decode(encoded)
         vars(layer).update(data["attributes"])
-        if "own" in data:
-            layer.set_state(data["own"])  # type: ignore[attr-defined]
+        if "custom" in data:
+            layer.set_state(data["custom"])  # type: ignore[attr-defined]
 
 
 def states_of(state: dict[str, Any], num_envs: int) -> list[Any]:
-    """The states of `num_envs` environments in ``{"envs": [...]}``; raises EnvError if they are of another number."""
+    """The states of `num_envs` environments in ``{"envs": [...]}``; raises EnvError if the number differs."""
     states: list[Any] = state["envs"]
     if len(states) != num_envs:
         raise EnvError(
-            f"The saved state is of {len(states)} environments, and these are {num_envs}: env.num_envs must stay what "
-            "it was."
+            f"The saved state is of {len(states)} environments, and there are {num_envs} now: env.num_envs must stay "
+            "the same."
         )
     return states
 
@@ -85,27 +85,27 @@ def _layers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Env[Any, Any]]:
 
 def _state_of(layer: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     if callable(getattr(layer, "get_state", None)) and callable(getattr(layer, "set_state", None)):
-        # Gymnasium's own generator is easily forgotten in such a method.
+        # Such methods often omit Gymnasium's generator.
         rng = {name: vars(layer)[name] for name in ("_np_random", "_np_random_seed") if name in vars(layer)}
-        return {"attributes": rng, "own": layer.get_state()}  # type: ignore[attr-defined]
+        return {"attributes": rng, "custom": layer.get_state()}  # type: ignore[attr-defined]
     attributes = {}
     for name, value in vars(layer).items():
         ignored = name in _IGNORED_NAMES or (name == "env" and isinstance(layer, gymnasium.Wrapper))
-        drawing = type(value).__module__.split(".")[0] == "pygame"
-        if not (ignored or drawing or isinstance(value, _CONSTANTS)):
+        is_drawing = type(value).__module__.split(".")[0] == "pygame"
+        if not (ignored or is_drawing or isinstance(value, _CONSTANTS)):
             attributes[name] = value
     return {"attributes": attributes}
 
 
 class _Encoder:
-    """Atoms stay as they are; everything else becomes a list that begins with the name of its kind.
+    """Encodes plain data: atoms stay, everything else becomes a list that begins with the name of its kind.
 
-    Mutable values are numbered in the order of their appearance, and a second appearance refers to the first.
+    Mutable values are numbered in order of appearance; a repeated one is encoded as a reference.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id is only good while its object lives
+        self._alive: list[Any] = []  # an id is valid while its object lives
 
     def encode(self, value: Any) -> Any:
         if type(value) in _ATOMS:
@@ -135,17 +135,17 @@ class _Encoder:
 
 
 class _Decoder:
-    """Undoes :class:`_Encoder`, numbering what it makes in the same order."""
+    """Reverses :class:`_Encoder`, numbering values in the same order."""
 
     def __init__(self) -> None:
-        self._made: list[Any] = []
+        self._values: list[Any] = []
 
     def decode(self, value: Any) -> Any:
         if type(value) in _ATOMS:
             return value
         kind, *rest = value
         if kind == "again":
-            return self._made[rest[0]]
+            return self._values[rest[0]]
         if kind == "tuple":
             return tuple(self.decode(item) for item in rest[0])
         if kind == "scalar":
@@ -164,7 +164,7 @@ class _Decoder:
         if kind == "dict":
             mapping = self._keep({})
             for key, item in rest[0]:
-                # Keys first, as in the encoder's walk.
+                # Keys first, in the order of encoding.
                 decoded_key = self.decode(key)
                 mapping[decoded_key] = self.decode(item)
             return mapping
@@ -173,10 +173,10 @@ class _Decoder:
             generator = self._keep(np.random.Generator(bits))
             bits.state = self.decode(rest[1])
             return generator
-        raise EnvError(f"The saved environment holds a {kind!r}, which this version of anybatch does not know.")
+        raise EnvError(f"The saved environment holds a {kind!r}, which this version of anybatch does not support.")
 
     def _keep(self, value: Any) -> Any:
-        self._made.append(value)
+        self._values.append(value)
         return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,16 +170,6 @@ def take(observation: Observation, index: np.ndarray) -> Observation:
         return {key: array[index] for key, array in observation.items()}
     rows: np.ndarray = observation[index]
     return rows
-
-
-def concatenated(parts: Sequence[Observation]) -> Observation:
-    """Batches of observations, one after the other; a single one as it is."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, dict):
-        return {key: np.concatenate([part[key] for part in parts if isinstance(part, dict)]) for key in first}
-    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
 def write(into: Observation, index: np.ndarray, rows: Observation) -> None:

@@ -1,4 +1,4 @@
-"""Environments that hang end the run instead of standing still for ever."""
+"""A time limit for steps and resets, so that an environment that hangs ends the run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from anybatch.errors import EnvError
 
 
 class TimedEnv:
-    """A vector environment whose steps and resets may take so long and no longer; see :class:`VectorEnv`.
+    """A vector environment with a time limit for steps and resets; see :class:`VectorEnv`.
 
-    They run in a thread of their own, since nothing can break off a call that hangs: it is left behind. Handing a step
-    over costs some tens of microseconds.
+    They run in a separate thread, because a call that hangs cannot be ended, only abandoned. That costs some tens of
+    microseconds a step.
     """
 
     def __init__(self, env: VectorEnv, seconds: float, env_id: str) -> None:
-        """Take over ``env``; ``seconds`` is the longest that a step or reset of all of them may take."""
+        """``seconds`` is the time limit for a step or reset of all environments of ``env``."""
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space
@@ -36,38 +36,33 @@ class TimedEnv:
         self._thread.start()
 
     def reset(self) -> Observation:
-        """Begin an episode everywhere; raises EnvError if that takes too long."""
-        observation: Observation = self._timed(self._env.reset, "reset")
+        observation: Observation = self._call_with_limit(self._env.reset, "reset")
         return observation
 
     def step(self, action: np.ndarray) -> Steps:
-        """Act everywhere; raises EnvError if that takes too long."""
-        steps: Steps = self._timed(lambda: self._env.step(action), "step")
+        steps: Steps = self._call_with_limit(lambda: self._env.step(action), "step")
         return steps
 
     def save_state(self) -> dict[str, Any] | None:
-        """The state of the environments."""
         return self._env.save_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
         self._env.load_state(state)
 
     def render(self) -> np.ndarray:
-        """The frame of environment 0."""
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environments, unless they hang: they would hang in this as well."""
+        """Close the environments unless they hang, since closing would hang as well."""
         self._calls.put(None)
         if not self._hangs:
             self._thread.join()
             self._env.close()
 
-    def _timed(self, call: Callable[[], Any], what: str) -> Any:
+    def _call_with_limit(self, call: Callable[[], Any], name: str) -> Any:
         if not self._hangs:
             self._calls.put(call)
-            self._hangs = True  # until it has returned: an interrupt may end the wait as well
+            self._hangs = True  # reset on return: an interrupt may also end the wait
             try:
                 answer, error = self._answers.get(timeout=self._seconds)
             except queue.Empty:
@@ -78,7 +73,7 @@ class TimedEnv:
                     raise error
                 return answer
         raise EnvError(
-            f"A {what} of {self._env_id} has not returned after {self._seconds:g} seconds (env.step_timeout), so the "
+            f"A {name} of {self._env_id} has not returned after {self._seconds:g} seconds (env.step_timeout), so the "
             "environment hangs."
         )
 
@@ -86,5 +81,5 @@ class TimedEnv:
         while (call := self._calls.get()) is not None:
             try:
                 self._answers.put((call(), None))
-            except BaseException as error:  # raised again by the thread that asked
+            except BaseException as error:  # raised again in the calling thread
                 self._answers.put((None, error))

@@ -31,7 +31,7 @@ def go_on(
         CheckpointError: none of its checkpoints is intact.
         EnvError, DivergenceError: as for :func:`anybatch.training.train`.
     """
-    from anybatch.distributed.collectives import join, on_main
+    from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.runs.run import read_config
     from anybatch.training import TrainResult, resume, train
 
@@ -51,7 +51,7 @@ def go_on(
             return False
         return True
 
-    with join(), _locked(folder):
+    with joined_process_group(), _locked(folder):
         found = on_main(look)
         if isinstance(found, TrainResult):
             return found

@@ -26,7 +26,7 @@ _UNBOUNDED = 1e30  # spaces that mean "no bound" often write the largest float i
 
 
 class ActionSpec:
-    """What a policy has to produce for an action space.
+    """Shapes and meaning of a policy's outputs for an action space.
 
     For a Box the policy's Gaussian lives in normalised units: where both bounds are finite, [-1, 1] maps affinely onto
     [low, high], and the environment gets the mapped action clipped to the bounds. Stored actions, log-probabilities,
@@ -42,7 +42,7 @@ class ActionSpec:
     num_params: int
     """Raw network outputs P per action."""
     shape: tuple[int, ...]
-    """Shape of one action as the policy produces and stores it."""
+    """Shape of one action in the policy's form, which is also the stored one."""
     dtype: torch.dtype
     """Its dtype: int64, or float32 for a Box."""
 
@@ -50,7 +50,7 @@ class ActionSpec:
         self.space = space
         self._sizes: tuple[int, ...] = ()
         self.dtype = torch.int64
-        self._as_is = False  # whether the environment takes sampled actions just as they are
+        self._as_is = False  # whether sampled actions need no conversion
         if isinstance(space, gym.spaces.Discrete):
             self.shape, self.num_params = (), int(space.n)
             self._as_is = space.start == 0 and space.dtype == np.int64
@@ -93,9 +93,9 @@ class ActionSpec:
     def noise(
         self, leading: tuple[int, ...], generator: RandomSource = None, device: torch.device | None = None
     ) -> Tensor:
-        """Random numbers (*leading, K) that :meth:`Distribution.transform` makes actions (*leading, *shape) of.
+        """Draw random numbers (*leading, K) for :meth:`Distribution.transform`, which makes actions (*leading, *shape).
 
-        One draw for a whole rollout costs what a draw for one of its steps does.
+        A draw for a whole rollout costs no more than a draw for one of its steps.
         """
         like = torch.empty((), device=device)
         if self.continuous:
@@ -103,13 +103,13 @@ class ActionSpec:
         return uniform(like, (*leading, *(self.shape or (1,))), generator)
 
     def to_env(self, action: Tensor) -> npt.NDArray[Any]:
-        """Actions (..., *shape) as the environment takes them: (..., *space.shape) in the space's dtype."""
+        """Convert actions (..., *shape) to the environment's form: (..., *space.shape) in the space's dtype."""
         return self.array_to_env(action.detach().cpu().numpy())
 
     def array_to_env(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """:meth:`to_env` of an array."""
         if self._as_is:
-            return array.copy()  # what an environment does to it must not reach what is learned from
+            return array.copy()  # an environment that modifies its action must not change the stored one
         if isinstance(self.space, gym.spaces.Box):
             # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
             scaled = (array * self._scale + self._center).astype(self.space.dtype)

@@ -38,7 +38,7 @@ class GaussianHead(nn.Module):
 class Policy(nn.Module):
     """An encoder and a float32 head: observations (B, ...) to raw distribution parameters (B, P).
 
-    Complete in itself, so that copy.deepcopy of it is the copy that the proximal EWMA needs (the paper needs one of
+    It contains all its parameters, so copy.deepcopy of it gives the copy for the proximal EWMA (the paper needs one of
     the policy network alone).
     """
 
@@ -73,8 +73,8 @@ class Policy(nn.Module):
 class Agent(nn.Module):
     """Policy and value function; see :func:`build_agent` for the architectures.
 
-    `policy` is a module of its own. Where `auxiliary_head` is set there is a second value head on the policy's encoder,
-    `auxiliary_value`, which PPG trains in the auxiliary phase alone.
+    With `auxiliary_head` there is a second value head on the policy's encoder, `auxiliary_value`, which PPG trains in
+    the auxiliary phase only.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Agent(nn.Module):
 
     @property
     def action_spec(self) -> ActionSpec:
-        """What the policy's outputs mean."""
+        """The action space of the policy's outputs."""
         return self.policy.action_spec
 
     @property
     def encoders(self) -> list[nn.Module]:
-        """The policy's encoder, and the value function's if it has one of its own."""
+        """The policy's encoder, then the value function's if that is a separate one."""
         return [self.policy.encoder, *([] if self.value_encoder is None else [self.value_encoder])]
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
@@ -139,14 +139,14 @@ class Agent(nn.Module):
         )
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """What the policy objective trains: encoder and policy head."""
+        """Parameters trained by the policy objective: encoder and policy head."""
         return list(self.policy.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """What the value loss trains in the policy phase.
+        """Parameters trained by the value loss in the policy phase.
 
-        dual: the value encoder and head; detach: the head; both share nothing with :meth:`policy_parameters`. shared:
-        the head and the shared encoder, which is among the policy's as well. The auxiliary head is in neither.
+        dual: the value encoder and head; detach: the head; both are disjoint from :meth:`policy_parameters`. shared:
+        the head and the shared encoder, which is also among the policy's. The auxiliary head is in neither.
         """
         if self.value_encoder is not None:
             return [*self.value_encoder.parameters(), *self.value_head.parameters()]

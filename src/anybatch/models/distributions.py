@@ -11,21 +11,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 RandomSource: TypeAlias = torch.Generator | Sequence[torch.Generator] | None
-"""A generator, one for each index of the first axis (R stacked runs draw what R single ones would), or torch's own."""
+"""A generator, one for each index of the first axis (so that R stacked runs draw what R single runs would), or None."""
+
+Numbers = TypeVar("Numbers", Tensor, np.ndarray)
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _BELOW_ONE = 1.0 - 2.0**-20
 
 
 class Distribution(Protocol):
-    """What every action distribution offers; (...) are the leading axes of `params`."""
+    """Interface of all action distributions; (...) are the leading axes of `params`."""
 
     @property
     def params(self) -> Tensor:
@@ -37,7 +40,7 @@ class Distribution(Protocol):
         ...
 
     def transform(self, noise: Tensor) -> Tensor:
-        """The actions (..., *action shape) that random numbers (..., K) stand for, without gradient.
+        """Turn random numbers (..., K) into actions (..., *action shape), without gradient.
 
         Uniform from 0 to just below 1, but for :class:`DiagonalGaussian`, which takes standard normal ones:
         :meth:`anybatch.models.actions.ActionSpec.noise` draws them for many steps at once.
@@ -71,7 +74,7 @@ class Categorical:
     """Normalised log-probabilities (..., n); finite for finite logits."""
 
     def __post_init__(self) -> None:
-        # Computed once here, so that whether they carry a gradient depends on where the distribution was made alone.
+        # Computed here, so that they carry a gradient if and only if it was enabled when the distribution was made.
         object.__setattr__(self, "log_probs", functional.log_softmax(self.params, dim=-1))
 
     def sample(self, generator: RandomSource = None) -> Tensor:
@@ -80,12 +83,8 @@ class Categorical:
 
     @torch.no_grad()
     def transform(self, noise: Tensor) -> Tensor:
-        """The choices (...) at which the cumulative distribution passes levels (..., 1) from 0 to just below 1.
-
-        Scaling by the computed total, and staying just below it, keeps a choice of probability 0 from being drawn.
-        """
-        cumulative = self.log_probs.exp().cumsum(-1)
-        return (cumulative <= noise * cumulative[..., -1:]).sum(-1)
+        """The choices (...) at levels (..., 1); see :func:`choose`."""
+        return choose(self.log_probs.exp(), noise)
 
     def mode(self) -> Tensor:
         """The most likely choice (...)."""
@@ -144,7 +143,7 @@ class MultiCategorical:
     def kl(self, other: MultiCategorical) -> Tensor:
         """Joint KL[self, other] (...)."""
         pairs = zip(self.parts, other.parts, strict=True)
-        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
+        return torch.stack([p.kl(q) for p, q in pairs]).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +203,7 @@ class DiagonalGaussian:
 
     @torch.no_grad()
     def transform(self, noise: Tensor) -> Tensor:
-        """The actions (..., *shape) that are as many standard deviations from the means as numbers (..., d) say."""
+        """The actions (..., *shape): means plus standard deviations times normal numbers (..., d)."""
         mean, log_std = self.params.chunk(2, dim=-1)
         return self._unflatten(torch.addcmul(mean, noise, log_std.exp()))
 
@@ -237,6 +236,18 @@ class DiagonalGaussian:
         return flat.reshape(*flat.shape[:-1], *self.shape)
 
 
+def choose(weights: Numbers, levels: Numbers) -> Numbers:
+    """Draw choices (...) by inverting the cumulative distribution; for tensors, and for arrays when acting in NumPy.
+
+    weights: (..., n) probabilities of the choices, up to a factor.
+    levels: (..., 1) from 0 to just below 1. Scaling them by the computed total keeps a choice of weight 0 from being
+        drawn.
+    """
+    cumulative = weights.cumsum(-1)
+    choices: Numbers = (cumulative <= levels * cumulative[..., -1:]).sum(-1)
+    return choices
+
+
 def _kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Terms p (q/p - 1 - log(q/p)) >= 0, whose sum over the choices is KL[p, q] since p and q both sum to 1.
 
@@ -251,7 +262,7 @@ def _kl_terms(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch.Generator | None]]:
-    """Which generator fills which part of `noise`."""
+    """Pair the parts of `noise` with the generators that fill them."""
     if isinstance(generator, Sequence):
         return list(zip(noise.unbind(0), generator, strict=True))
     return [(noise, generator)]
@@ -259,15 +270,15 @@ def _sources(noise: Tensor, generator: RandomSource) -> list[tuple[Tensor, torch
 
 def uniform(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
     """Uniform numbers in [0, 1 - 2^-20) of a shape, with `like`'s dtype and device."""
-    return _drawn(like, shape, generator, lambda part, source: part.uniform_(0.0, _BELOW_ONE, generator=source))
+    return _random(like, shape, generator, lambda part, source: part.uniform_(0.0, _BELOW_ONE, generator=source))
 
 
 def normal(like: Tensor, shape: Sequence[int], generator: RandomSource) -> Tensor:
     """Standard normal numbers of a shape, with `like`'s dtype and device."""
-    return _drawn(like, shape, generator, lambda part, source: part.normal_(generator=source))
+    return _random(like, shape, generator, lambda part, source: part.normal_(generator=source))
 
 
-def _drawn(
+def _random(
     like: Tensor,
     shape: Sequence[int],
     generator: RandomSource,

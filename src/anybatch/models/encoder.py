@@ -25,12 +25,12 @@ _BUILT_IN: dict[str, type[nn.Module]] = {"impala": ImpalaEncoder, "nature": Natu
 
 
 class DictEncoder(nn.Module):
-    """One encoder for each key of a dictionary observation; their features side by side, in the keys' order."""
+    """One encoder for each key of a dictionary observation; features are concatenated in the order of the keys."""
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.keys = tuple(encoders)
-        # A list, since a ModuleDict refuses keys such as "a.b" that observations may have.
+        # A list, because a ModuleDict refuses keys such as "a.b".
         self.encoders = nn.ModuleList(encoders.values())
         self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
         self.low_precision = any(getattr(encoder, "low_precision", False) for encoder in encoders.values())
@@ -50,23 +50,23 @@ class DictEncoder(nn.Module):
     def in_numpy(self) -> ArrayFunction | None:
         """:meth:`forward` on arrays; None if one of the encoders has no such function."""
         functions = [in_numpy(encoder) for encoder in self.encoders]
-        known = [function for function in functions if function is not None]
-        if len(known) < len(functions):
+        available = [function for function in functions if function is not None]
+        if len(available) < len(functions):
             return None
         return lambda observation: np.concatenate(
-            [function(observation[key]) for key, function in zip(self.keys, known, strict=True)], axis=-1
+            [function(observation[key]) for key, function in zip(self.keys, available, strict=True)], axis=-1
         )
 
 
 def is_recordable(encoder: nn.Module) -> bool:
-    """Whether the encoder says, by `recordable`, that its operations depend on shapes alone."""
+    """Whether the encoder declares by `recordable` that its operations depend on shapes alone."""
     return declared(encoder, "recordable") and bool(encoder.recordable)
 
 
 def in_numpy(encoder: nn.Module) -> ArrayFunction | None:
-    """The encoder's forward pass on arrays, with its present weights, where it offers one by `in_numpy`.
+    """The encoder's forward pass on arrays, sharing its weights; None if it has no method `in_numpy`.
 
-    Raises ConfigError if that is not a method that returns a function, or None.
+    Raises ConfigError if `in_numpy` is not a method that returns a function or None.
     """
     if not declared(encoder, "in_numpy"):
         return None
@@ -89,8 +89,8 @@ def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.
     Class(observation_space, **options); it must have an integer `out_features`, and may set `low_precision` (default:
     whether the observations are images) to say whether bfloat16 autocast is welcome, and `recordable` (default: no) to
     say that its operations depend on shapes alone, so that a GPU may replay them from a CUDA graph when acting. A
-    method `in_numpy` that returns its forward pass on arrays makes a small one act faster on a CPU. Both hold for the
-    `forward` of the class that has them; one that overrides it says so anew.
+    method `in_numpy` that returns its forward pass on arrays makes a small encoder act faster on a CPU. Both apply to
+    the `forward` of the class that defines them; a subclass that overrides `forward` has to define them again.
 
     Raises ConfigError, naming model.encoder or the option, for a name, path or option that does not exist or does not
     fit; EnvError for an observation space that is not supported.

@@ -1,4 +1,4 @@
-"""Which observations are images, and how they become the float NCHW tensors that convolutions take."""
+"""Recognition of image observations, and their conversion to the float NCHW tensors that convolutions take."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def image_shape(encoder: str, space: gym.Space[Any]) -> tuple[Layout, int, int, 
 def to_nchw(images: Tensor, layout: Layout) -> Tensor:
     """Float images (B, C, H, W) from images (B, *layout); uint8 is divided by 255.
 
-    Images that come as HWC are not copied, only seen differently: that is PyTorch's channels_last memory format. Under
-    bfloat16 autocast uint8 goes to bfloat16 at once: 0 to 255 are exact there, and the quotient rounds as it would
-    after float32, so the first convolution gets the same bits for less traffic. All else becomes float32.
+    HWC images become a view in PyTorch's channels_last memory format, without a copy. Under bfloat16 autocast uint8 is
+    converted directly to bfloat16: 0 to 255 are exact there, and the quotient rounds as it would after float32, so the
+    first convolution gets the same bits with less memory traffic. Everything else becomes float32.
     """
     if layout == "HWC":
         images = images.permute(0, 3, 1, 2)
@@ -67,14 +67,14 @@ def to_nchw(images: Tensor, layout: Layout) -> Tensor:
 
 
 def onednn_bf16(images: Tensor) -> bool:
-    """Whether convolutions should run on oneDNN's own tensors: on a CPU, under bfloat16 autocast.
+    """Whether convolutions should run on tensors in oneDNN's layout: on a CPU, under bfloat16 autocast.
 
     The arithmetic is the same, but max-pooling keeps a byte per output instead of a 64-bit index, and its backward
     pass does not fill the gradient with zeros first. With AVX512-BF16 the forward pass ran 1.36 times as fast, forward
     and backward together 1.16 times.
     """
     return (
-        not torch.compiler.is_compiling()  # which does not know these tensors
+        not torch.compiler.is_compiling()  # which does not support these tensors
         and images.device.type == "cpu"
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is torch.bfloat16

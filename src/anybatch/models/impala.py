@@ -55,7 +55,7 @@ class ImpalaEncoder(nn.Module):
     low_precision = True
     """May run in bfloat16."""
     recordable = True
-    """Computes the same operations for whatever data of a shape."""
+    """Its operations depend on shapes alone."""
 
     def __init__(self, observation_space: gym.Space[Any], *, width: int = 1, out_features: int = 256) -> None:
         super().__init__()

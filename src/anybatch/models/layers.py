@@ -31,7 +31,7 @@ def rescale_(layer: nn.Conv2d | nn.Linear, norm: float) -> None:
 
 
 def dense_in_numpy(layer: nn.Linear) -> ArrayFunction:
-    """A dense layer on arrays (B, F); it reads the weights where they lie, so it follows what is written there."""
+    """A dense layer on arrays (B, F) that shares memory with the layer's parameters."""
     weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
     return lambda x: np.matmul(x, weight) + bias
 
@@ -44,7 +44,7 @@ def normalized_linear(in_features: int, out_features: int, norm: float = HEAD_NO
 
 
 class Conv3x3(nn.Conv2d):
-    """A 3x3 convolution that keeps height and width; it also takes oneDNN's own bfloat16 tensors."""
+    """A 3x3 convolution that keeps height and width; it also accepts bfloat16 tensors in oneDNN's layout."""
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 3, padding=1)
@@ -73,10 +73,10 @@ def positive_integer(name: str, value: object) -> int:
 
 
 def declared(module: nn.Module, name: str) -> bool:
-    """Whether `name` describes what calling the module does.
+    """Whether the attribute `name` describes the forward pass that calling `module` runs.
 
-    What a base class says of its forward pass is not true of the one that a subclass puts in its place, nor of one with
-    hooks or that an instance was given.
+    It does not if a subclass overrides `forward` below the class with the attribute, if the instance has its own
+    `forward`, or if hooks are registered.
     """
     if name in vars(module):
         return True
@@ -86,7 +86,7 @@ def declared(module: nn.Module, name: str) -> bool:
 
 
 def _down_to_forward(kind: type) -> Iterator[type]:
-    """The class and its bases in the order of lookup, as far as the one that defines `forward`."""
+    """Yield the class and its bases in the order of lookup, up to the one that defines `forward`."""
     for base in kind.__mro__:
         yield base
         if "forward" in vars(base):

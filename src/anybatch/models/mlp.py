@@ -25,9 +25,9 @@ class MlpEncoder(nn.Module):
     """
 
     low_precision = False
-    """Always runs in float32: it is too small to gain from less, and its inputs may need the digits."""
+    """Always runs in float32: it is too small to gain from bfloat16, and its inputs may need the precision."""
     recordable = True
-    """Computes the same operations for whatever data of a shape."""
+    """Its operations depend on shapes alone."""
 
     def __init__(self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class MlpEncoder(nn.Module):
         self.layers = nn.Sequential(*[module for layer in self._dense for module in (layer, nn.Tanh())])
 
     def _prepare(self, space: gym.Space[Any]) -> int:
-        """Set how observations become vectors, and return the length of those."""
+        """Prepare the conversion of observations to vectors; returns their length."""
         if isinstance(space, gym.spaces.Discrete):
             self._starts, self._sizes = (int(space.start),), (int(space.n),)
             return int(space.n)
@@ -77,14 +77,14 @@ class MlpEncoder(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """Features (B, width), between -1 and 1, of observations (B, ...)."""
         features = self.vectors(observation)
-        for layer in self._dense:  # not by calling the modules, which at a batch of one takes longer than what they do
+        for layer in self._dense:  # calling the modules would take longer than the arithmetic of a small batch
             features = torch.tanh(functional.linear(features, layer.weight, layer.bias))
         return features
 
     def in_numpy(self) -> ArrayFunction | None:
         """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.sampling.numpy_policy`.
 
-        None in a subclass with :meth:`vectors` of its own.
+        None in a subclass that overrides :meth:`vectors`.
         """
         if type(self).vectors is not MlpEncoder.vectors:
             return None

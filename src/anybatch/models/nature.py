@@ -29,7 +29,7 @@ class NatureEncoder(nn.Module):
     low_precision = True
     """May run in bfloat16."""
     recordable = True
-    """Computes the same operations for whatever data of a shape."""
+    """Its operations depend on shapes alone."""
 
     def __init__(self, observation_space: gym.Space[Any], *, out_features: int = 512) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where tensors live, and in which precision the encoders run.
+"""The device of the tensors, and the precision of the encoders.
 
 Only convolutional encoders run in bfloat16, under autocast. Their output is cast to float32, and everything after it
 (heads, log-probabilities, values, losses), every parameter and every optimiser state are float32.
@@ -18,7 +18,7 @@ from anybatch.observations import Observation, leaves
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """The device called `name`: cpu, cuda, cuda:N, or auto for CUDA where there is one, else the CPU.
+    """The device called `name`: cpu, cuda, cuda:N, or auto for CUDA if there is a GPU, else the CPU.
 
     Raises ConfigError if the name is something else, or the machine lacks that device.
     """
@@ -40,22 +40,22 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Have a GPU compute what was asked for: fp32 convolutions in fp32, not TF32, and the same bits every time.
+    """Set cuDNN, for the whole process, to compute fp32 convolutions in fp32 instead of TF32, and deterministically.
 
-    cuDNN's settings are the whole process's. On an H200 deterministic convolutions cost nothing that could be measured.
+    On an H200, determinism cost nothing measurable.
     """
     if device.type == "cuda":
         if device.index is not None:
-            torch.cuda.set_device(device)  # streams and recordings belong to the current one
+            torch.cuda.set_device(device)  # streams and CUDA graphs use the current device
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic = True
 
 
 def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]:
-    """The encoders' precision: `name` itself if fp32 or bf16; auto takes bf16 where `device` computes in it natively.
+    """The encoders' precision: `name` itself if fp32 or bf16; auto takes bf16 if `device` supports it natively.
 
-    Native means a CUDA GPU with bfloat16 units, or a CPU with AMX or AVX512-BF16. Asking for bf16 elsewhere works,
-    slowly. Raises ConfigError for any other name.
+    Native means a CUDA GPU with bfloat16 units, or a CPU with AMX or AVX512-BF16. Elsewhere bf16 works
+    but is slow. Raises ConfigError for any other name.
     """
     if name == "fp32":
         return "fp32"
@@ -79,7 +79,7 @@ def encode(encoder: nn.Module, observation: Observation, precision: Literal["fp3
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """Context in which `tensor`'s device computes in float32 although autocast may be on around it."""
+    """Context that disables autocast on `tensor`'s device."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
@@ -89,7 +89,7 @@ def as_float32(features: Tensor) -> Tensor:
 
 
 def _cpu_has_bf16() -> bool:
-    # PyTorch has no public query in all the versions we support; where these are missing the answer is no.
+    # Not all supported versions of PyTorch have a public query; without these functions the answer is no.
     has_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
     queries: list[Callable[[], bool] | None] = [
         getattr(torch.cpu, "_is_amx_tile_supported", None),

@@ -1,7 +1,7 @@
-"""Arrays of samples in memory, or in a file that is read piece by piece.
+"""Arrays of samples in memory, or in a file that is read in chunks.
 
-Files are read with plain reads, not through a memory map: pages of a map count as the process's own memory once they
-were touched, and random reads touch all of them.
+Files are read with plain reads instead of a memory map, because touched pages of a map count as memory of the process,
+and random reads touch all of them.
 """
 
 from __future__ import annotations
@@ -17,61 +17,58 @@ from torch import Tensor
 
 
 class SegmentArray(Protocol):
-    """A fixed number of samples (count, *shape), written and read in runs of consecutive ones."""
+    """A fixed number of samples (count, *shape), written and read in consecutive ranges."""
 
     def write(self, start: int, samples: Tensor) -> None:
-        """Put ``samples`` (B, *shape), from any device, at positions ``start`` to ``start + B - 1``."""
+        """Write ``samples`` (B, *shape), from any device, to positions ``start`` to ``start + B - 1``."""
 
     def read_range(self, start: int, stop: int) -> Tensor:
         """A copy of the samples from ``start`` up to, not including, ``stop``, on the CPU."""
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
-        """A copy (K * length, *shape), on the CPU, of the pieces (K,); piece p begins at sample p * length."""
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
+        """A copy (K * length, *shape), on the CPU, of the chunks (K,); chunk i begins at sample i * length."""
 
     def sync(self) -> None:
-        """Force what was written to the disk."""
+        """Flush written samples to the disk."""
 
     def close(self) -> None:
-        """Give back what was opened."""
+        """Close the file, if there is one; it stays."""
 
     def abandon(self) -> None:
-        """The same, and remove what was made for it."""
+        """Close the file and remove it, unless it existed before."""
 
 
 class RamArray:
-    """In memory, which grows as samples are written."""
+    """An array in memory; pages are taken as samples are written."""
 
     def __init__(self, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """``count`` samples of ``shape``."""
         self._data = torch.empty((count, *shape), dtype=dtype)
 
     def write(self, start: int, samples: Tensor) -> None:
-        """See :class:`SegmentArray`."""
         self._data[start : start + len(samples)] = samples.detach().to(self._data)
 
     def read_range(self, start: int, stop: int) -> Tensor:
-        """See :class:`SegmentArray`."""
         return self._data[start:stop].clone()
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
-        """See :class:`SegmentArray`."""
-        return self._data.view(-1, length, *self._data.shape[1:])[pieces].flatten(0, 1)
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
+        return self._data.view(-1, length, *self._data.shape[1:])[chunks].flatten(0, 1)
 
     def sync(self) -> None:
-        """Nothing to do."""
+        pass
 
     def close(self) -> None:
-        """Nothing to do."""
+        pass
 
     def abandon(self) -> None:
-        """Nothing to do."""
+        pass
 
 
 class DiskArray:
-    """In a file of exactly the size needed, whose space is reserved when it is made."""
+    """An array in a file of exactly the size needed, whose disk space is reserved on creation."""
 
     def __init__(self, path: Path, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Open the file at ``path``, with the content that it has, or make it.
+        """Open the file at ``path`` with its content, or create it.
 
         Raises:
             OSError: it cannot be written, or the disk is full.
@@ -80,18 +77,17 @@ class DiskArray:
         self._sample_bytes = dtype.itemsize * math.prod(shape)
         size = count * self._sample_bytes
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._made = None if path.exists() else path  # what an interrupted run has left is not ours to remove
-        self._file = open(path, "w+b" if self._made else "r+b", buffering=0)  # noqa: SIM115
+        self._created = None if path.exists() else path  # the file of an interrupted run is not removed
+        self._file = open(path, "w+b" if self._created else "r+b", buffering=0)  # noqa: SIM115
         try:
             self._file.truncate(size)
-            if size and hasattr(os, "posix_fallocate"):  # else the disk could fill up in the middle of a phase
+            if size and hasattr(os, "posix_fallocate"):  # otherwise the disk could fill up during a phase
                 os.posix_fallocate(self._file.fileno(), 0, size)
         except BaseException:
             self.abandon()
             raise
 
     def write(self, start: int, samples: Tensor) -> None:
-        """See :class:`SegmentArray`."""
         content = samples.detach().to("cpu", self._dtype).contiguous().numpy()
         left = content.reshape(-1).view(np.uint8).data
         self._file.seek(start * self._sample_bytes)
@@ -99,12 +95,10 @@ class DiskArray:
             left = left[self._file.write(left) :]
 
     def read_range(self, start: int, stop: int) -> Tensor:
-        """See :class:`SegmentArray`."""
         return self._read([start], stop - start)
 
-    def read_pieces(self, pieces: Tensor, length: int) -> Tensor:
-        """See :class:`SegmentArray`."""
-        return self._read([piece * length for piece in pieces.tolist()], length)
+    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
+        return self._read([chunk * length for chunk in chunks.tolist()], length)
 
     def _read(self, starts: list[int], length: int) -> Tensor:
         result = torch.empty((len(starts) * length, *self._shape), dtype=self._dtype)
@@ -121,15 +115,12 @@ class DiskArray:
         return result
 
     def sync(self) -> None:
-        """See :class:`SegmentArray`."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; it stays."""
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file, and remove it unless it was there before."""
         self.close()
-        if self._made:
-            self._made.unlink(missing_ok=True)
+        if self._created:
+            self._created.unlink(missing_ok=True)

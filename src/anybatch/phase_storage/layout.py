@@ -1,4 +1,4 @@
-"""What a phase keeps of each sample, how many bytes that is, and where they go."""
+"""Contents and size of a phase's data, and the choice between memory and disk."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from anybatch.errors import ConfigError
 IN_CHECKPOINT = 256_000_000
 """Bytes up to which a phase in memory is part of the checkpoints, and which ``auto`` always keeps in memory."""
 
-_SHARE_OF_FREE = 0.8  # training needs memory besides, and checkpoints and logs need disk
+_FRACTION_OF_FREE = 0.8  # the rest is for training, checkpoints and logs
 StorageKind = Literal["ram", "disk"]
-"""Where a phase's observations are kept."""
+"""Storage of a phase's data."""
 
 
 @dataclass(frozen=True)
 class SegmentLayout:
-    """What a phase keeps of this worker's environments."""
+    """Contents of a phase's data for this worker's environments."""
 
     segments: int
     """Segments of a phase, N_pi."""
@@ -54,7 +54,7 @@ class SegmentLayout:
 
 
 def layout_of(space: gym.Space[Any], num_params: int, *, segments: int, num_envs: int, steps: int) -> SegmentLayout:
-    """What a phase keeps for an observation space as :class:`~anybatch.envs.base.VectorEnv` has it.
+    """Contents of a phase's data for the observation space of a :class:`~anybatch.envs.base.VectorEnv`.
 
     Args:
         space: of a single environment; a flat dictionary of spaces or one space.
@@ -74,47 +74,47 @@ def layout_of(space: gym.Space[Any], num_params: int, *, segments: int, num_envs
     return SegmentLayout(segments, num_envs, steps, arrays, keys)
 
 
-def choose_storage(wanted: str, need: int, *, free_ram: int, free_disk: int) -> StorageKind:
+def choose_storage(requested: str, need: int, *, free_ram: int, free_disk: int) -> StorageKind:
     """Decide where a phase is kept.
 
-    ``auto`` takes memory up to :data:`IN_CHECKPOINT` bytes. Above, it takes the disk if it has room, because a run can
-    then be resumed exactly, and what memory is free serves as the files' cache anyway; else memory.
+    ``auto`` takes memory up to :data:`IN_CHECKPOINT` bytes. Above, it takes the disk if there is room, because the run
+    can then be resumed exactly, and free memory caches the files anyway; otherwise memory.
 
     Args:
-        wanted: ram, disk or auto.
+        requested: ram, disk or auto.
         need: bytes of a phase.
         free_ram: free bytes of memory.
-        free_disk: free bytes of disk, those that segments already take included.
+        free_disk: free bytes of disk, including those of existing segments.
 
     Raises:
         ConfigError: it does not fit.
     """
-    fits = {"ram": need <= _SHARE_OF_FREE * free_ram, "disk": need <= _SHARE_OF_FREE * free_disk}
+    fits = {"ram": need <= _FRACTION_OF_FREE * free_ram, "disk": need <= _FRACTION_OF_FREE * free_disk}
     order: tuple[StorageKind, ...] = ("ram", "disk") if need <= IN_CHECKPOINT else ("disk", "ram")
     for kind in order:
-        if fits[kind] and wanted in (kind, "auto"):
+        if fits[kind] and requested in (kind, "auto"):
             return kind
     other = next((kind for kind in order if fits[kind]), None)
     advice = f"set aux.storage {other}" if other else "free some, choose another disk with --out, or fewer env.num_envs"
     raise ConfigError(
-        f"aux.storage is {wanted}, but an auxiliary phase keeps {gigabytes(need)}, and of {gigabytes(free_ram)} free "
-        f"memory and {gigabytes(free_disk)} free disk it may take {_SHARE_OF_FREE:.0%}; {advice}"
+        f"aux.storage is {requested}, but an auxiliary phase keeps {gigabytes(need)}, and of {gigabytes(free_ram)} "
+        f"free memory and {gigabytes(free_disk)} free disk it may take {_FRACTION_OF_FREE:.0%}; {advice}"
     )
 
 
 def gigabytes(count: float) -> str:
-    """A number of bytes for people: 25.8 GB, 310.0 MB, 4.5 kB."""
+    """Format a number of bytes: 25.8 GB, 310.0 MB, 4.5 kB."""
     size, unit = next(((s, u) for s, u in ((1e9, "GB"), (1e6, "MB")) if count >= s), (1e3, "kB"))
     return f"{count / size:.1f} {unit}"
 
 
 def free_disk(folder: Path) -> int:
-    """Free bytes of the disk that ``folder``, which need not exist yet, is on; segments already there count as free."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    own = sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0
-    return shutil.disk_usage(there).free + own
+    """Free bytes on the disk of ``folder``, which need not exist yet; existing segments count as free."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    reusable = sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0
+    return shutil.disk_usage(existing).free + reusable
 
 
 def _torch_dtype(space: gym.Space[Any]) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Reading ahead, so that a GPU does not wait for data."""
+"""Reading ahead, so that a GPU need not wait for data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ B = TypeVar("B")
 
 
 def read_ahead(read: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """``map(read, items)``, the same results in the same order, with a thread reading one item ahead.
+    """Yield the results of ``map(read, items)`` in order, with a thread reading one item ahead.
 
-    Two results are in memory at a time. What ``read`` raises is raised where its result would have come.
+    Two results are in memory at a time. An exception of ``read`` is raised in place of its result.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
         waiting = None

@@ -1,8 +1,8 @@
 """The segments of a policy phase, kept in memory or in files until the auxiliary phase has trained on them.
 
-A segment is what one iteration leaves behind: N trajectories of T observations with their value targets. A phase has
-N_pi of them, at the paper's scale 2.1 million observations or 25.8 GB. They are stored sample after sample, ordered by
-segment, environment and time, so that a trajectory, or an equal piece of one, is one contiguous read.
+A segment is the data of one iteration: N trajectories of T observations with their value targets. A phase has N_pi
+segments, at the paper's scale 2.1 million observations or 25.8 GB. Samples are ordered by segment, environment and
+time, so that a trajectory or a chunk of one is a contiguous read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.distributed.collectives import is_main, rank, workers_here, world_size
+from anybatch.distributed.collectives import is_main, local_world_size, rank, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.errors import ConfigError
 from anybatch.minibatches import equal_cuts
@@ -36,23 +36,23 @@ class AuxiliaryMinibatch:
     value_target: Tensor
     """(B,) targets of the policy phase."""
     old_params: Tensor
-    """(B, P) raw distribution parameters of the policy as it was when the auxiliary phase began."""
+    """(B, P) raw distribution parameters of the policy at the start of the auxiliary phase."""
 
     def __len__(self) -> int:
         """Number of samples B."""
         return len(self.value_target)
 
-    def pieces(self, most: int) -> Iterator[AuxiliaryMinibatch]:
-        """Split into consecutive pieces of at most ``most`` samples, as equal as possible."""
-        for cut in equal_cuts(len(self), most):
+    def micro_batches(self, max_samples: int) -> Iterator[AuxiliaryMinibatch]:
+        """Split into consecutive micro-batches of at most ``max_samples`` samples, as equal as possible."""
+        for cut in equal_cuts(len(self), max_samples):
             yield self._map(lambda tensor, cut=cut: tensor[cut])
 
     def to(self, device: torch.device) -> AuxiliaryMinibatch:
-        """The same samples on a device."""
+        """Copy the samples to a device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> AuxiliaryMinibatch:
-        """A copy in memory that a GPU copies from by itself."""
+        """Copy the samples to page-locked memory, from which a GPU copies asynchronously."""
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, function: Callable[..., Tensor]) -> AuxiliaryMinibatch:
@@ -63,22 +63,22 @@ class AuxiliaryMinibatch:
 class SegmentStore:
     """Keeps the segments of one phase of one worker, in memory or in files of a folder."""
 
-    def __init__(self, layout: SegmentLayout, wanted: str, folder: Path | None) -> None:
-        """Decide where to keep them; nothing is allocated yet.
+    def __init__(self, layout: SegmentLayout, requested: str, folder: Path | None) -> None:
+        """Choose memory or disk; nothing is allocated yet.
 
         Args:
-            layout: what is kept.
-            wanted: ram, disk or auto.
-            folder: where files go; None leaves memory only.
+            layout: contents and size.
+            requested: ram, disk or auto.
+            folder: of the files; None allows memory only.
 
         Raises:
             ConfigError: they do not fit.
         """
         self.layout = layout
         self.folder = folder
-        self.need = layout.total_bytes * workers_here()
+        self.need = layout.total_bytes * local_world_size()
         disk = 0 if folder is None else free_disk(folder)
-        self.kind = choose_storage(wanted, self.need, free_ram=free_memory(), free_disk=disk)
+        self.kind = choose_storage(requested, self.need, free_ram=free_memory(), free_disk=disk)
         self.count = 0
         """Segments kept."""
         self._first = 0  # number of the phase's first segment, counted from the start of the run
@@ -95,11 +95,13 @@ class SegmentStore:
         return self.count * self.layout.segment_samples
 
     def describe(self) -> str:
-        """Where the segments are, and how much room they take, for the user."""
+        """Describe the location and size of the segments to the user."""
         if self.kind == "disk":
             return f"{gigabytes(self.need)} of observations: on disk in {self.folder}"
-        anew = "" if self._in_checkpoint else ", which a resumed run would have to collect anew (not with storage disk)"
-        return f"{gigabytes(self.need)} of observations: in memory{anew}"
+        lost = (
+            "" if self._in_checkpoint else ", which a resumed run would have to collect again (not with storage disk)"
+        )
+        return f"{gigabytes(self.need)} of observations: in memory{lost}"
 
     def open(self) -> None:
         """Allocate the files or the memory.
@@ -131,34 +133,34 @@ class SegmentStore:
         return self._pack(lambda name: self._arrays[name].read_range(samples.start, samples.stop))
 
     def write_old_params(self, start: int, params: Tensor) -> None:
-        """Keep the old policy's parameters (B, P) for the samples from ``start`` on."""
+        """Write the old policy's parameters (B, P) for the samples from ``start`` on."""
         self._arrays["old_params"].write(start, params)
 
-    def minibatch(self, pieces: Tensor, length: int) -> AuxiliaryMinibatch:
-        """Pieces of trajectories as one minibatch, on the CPU.
+    def minibatch(self, chunks: Tensor, length: int) -> AuxiliaryMinibatch:
+        """Read chunks of trajectories as one minibatch, on the CPU.
 
         Args:
-            pieces: (K,) piece numbers; piece p is the samples p*length to (p+1)*length - 1.
-            length: timesteps of a piece, which divides T.
+            chunks: (K,) numbers of chunks; chunk i is the samples i*length to (i+1)*length - 1.
+            length: timesteps of a chunk, which divides T.
         """
-        read = {name: array.read_pieces(pieces, length) for name, array in self._arrays.items()}
+        read = {name: array.read_chunks(chunks, length) for name, array in self._arrays.items()}
         return AuxiliaryMinibatch(self._pack(read.__getitem__), read["value_target"], read["old_params"])
 
     def clear(self) -> None:
-        """Forget all segments; their room is used again."""
+        """Forget all segments; their space is reused."""
         self._first += self.count
         self.count = 0
 
     def discard(self) -> None:
-        """Give the disk's room back at the end of a run; what was kept in files is gone."""
+        """Remove the files at the end of a run."""
         if self.kind == "disk":
             self._discarded = self._discarded or self.count > 0
             self.clear()
             self.close()
-        _remove_files(self.folder)  # also those that a run left which has since gone over to memory
+        _remove_files(self.folder)  # also files from before a run changed to memory
 
     def close(self) -> None:
-        """Close the files, which stay for a resumed run."""
+        """Close the files and keep them for a resumed run."""
         for name in ("_arrays", "_number"):
             opened = self.__dict__.pop(name, {})
             for array in opened.values() if isinstance(opened, dict) else [opened]:
@@ -239,7 +241,7 @@ class SegmentStore:
         try:
             for name, entry in self.layout.arrays.items():
                 arrays[name] = self._array(name, count, *entry)
-        except ConfigError:  # the disk has room for some of them
+        except ConfigError:  # there was disk space for some of them
             for array in arrays.values():
                 array.abandon()
             raise
@@ -247,7 +249,7 @@ class SegmentStore:
 
     @cached_property
     def _number(self) -> SegmentArray:
-        """Which segment of the run each place holds, counted from 1 and written after the segment itself."""
+        """Number, from 1, of the segment in each position; written after the segment's data."""
         return self._array("number", self.layout.segments, torch.int64, ())
 
     def _array(self, name: str, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> SegmentArray:
@@ -266,7 +268,7 @@ def _remove_files(folder: Path | None) -> None:
     if folder is not None and folder.is_dir():
         for path in folder.glob("worker*.segments"):
             number = int(path.name.removeprefix("worker").split("-")[0])
-            if number == rank() or (is_main() and number >= world_size()):  # there may have been more workers before
+            if number == rank() or (is_main() and number >= world_size()):  # an earlier start may have had more workers
                 path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another worker's files are still there
+        with contextlib.suppress(OSError):  # another worker's files remain
             folder.rmdir()

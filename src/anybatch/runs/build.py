@@ -12,15 +12,15 @@ import torch
 
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate_shares
+from anybatch.config.validation import validate_envs_per_worker
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.distributed.collectives import (
     broadcast_,
+    envs_per_worker,
     is_distributed,
     local_device,
+    local_num_envs,
     rank,
-    share_of,
-    shares,
     world_size,
 )
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
@@ -100,8 +100,8 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         ConfigError: a setting does not fit, or the auxiliary phase's data does not fit anywhere.
         EnvError: the environment cannot be made.
     """
-    validate_shares(config, shares(config.env.num_envs, world_size()))
-    num_envs = share_of(config.env.num_envs)
+    validate_envs_per_worker(config, envs_per_worker(config.env.num_envs, world_size()))
+    num_envs = local_num_envs(config.env.num_envs)
     model_seed, env_seed, action_seed, shuffle_seed = (
         stream_seed(seed, name, worker, number)
         for name, worker, number in (
@@ -117,8 +117,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     prepare_device(device)
     interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
     # Ray's workers have environments of their own
-    stepped, groups = (1, 1) if config.rollout.source.ray_workers else (num_envs, config.env.groups)
-    env = make(config.env, stepped, env_seed, groups=groups)
+    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)
     with contextlib.ExitStack() as undo:
         undo.callback(env.close)
         action_spec = ActionSpec(env.action_space)
@@ -230,7 +229,7 @@ def _source(
 ) -> RolloutSource:
     source = config.rollout.source
     if source.ray_workers:
-        num_envs = share_of(config.env.num_envs)
+        num_envs = local_num_envs(config.env.num_envs)
         return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
     collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
     if source.kind == "asynchronous":

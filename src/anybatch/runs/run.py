@@ -19,8 +19,8 @@ from anybatch.config.io import from_dict, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.diagnostics.doctor import LiveDoctor
 from anybatch.distributed.collectives import (
+    all_gather,
     any_worker,
-    everyone,
     gather_to_main,
     is_main,
     on_main,
@@ -290,7 +290,7 @@ def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -
 
 def _of_all_workers(sampled: Sampled) -> Sampled:
     total = Sampled()
-    for one in everyone(sampled):
+    for one in all_gather(sampled):
         total.add(one)
     return total
 

@@ -1,4 +1,4 @@
-"""Where the data comes from: acting in the environments, and sources that deliver rollouts to the training loop."""
+"""Sampling: acting in the environments, and the sources that deliver rollouts to the training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rollout's observations go on their way from the environments to the policy."""
+"""Storage for a rollout's observations, on their way from the environments to the policy."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.observations import Observation, leaves, map_observation
 
 
-def room_for(like: EnvObservation, steps: int, device: torch.device) -> Observation:
-    """Uninitialised tensors (N, T, ...) on a device for ``steps`` observations shaped (N, ...) as ``like`` is."""
-
-    def allocate(array: np.ndarray) -> Tensor:
-        dtype = torch.from_numpy(array[:0]).dtype
-        return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
-
-    return map_observation(allocate, like)
-
-
 class ObservationBuffer:
     """The observations of T steps of N environments, filled one step at a time."""
 
     def __init__(self, observations: Observation) -> None:
         """Write into ``observations``, (N, T, ...) or such a tensor for every key."""
         self.observations = observations
-        """What was put so far; the rest is as it was."""
+        """The columns written so far; the rest is uninitialised."""
         on_gpu = leaves(observations)[0].is_cuda
-        # memory that a GPU copies from by itself; and on a CPU the same memory, which NumPy writes to with less ado
+        # a GPU copies asynchronously from page-locked memory; on a CPU, NumPy writes with less overhead than PyTorch
         self._staging = map_observation(_page_locked_step, observations) if on_gpu else None
         self._arrays = [] if on_gpu else [tensor.numpy() for tensor in leaves(observations)]
+
+    @classmethod
+    def allocate(cls, like: EnvObservation, steps: int, device: torch.device) -> ObservationBuffer:
+        """A buffer on a device for ``steps`` observations shaped (N, ...) as ``like`` is."""
+
+        def empty(array: np.ndarray) -> Tensor:
+            dtype = torch.from_numpy(array[:0]).dtype
+            return torch.empty((array.shape[0], steps, *array.shape[1:]), dtype=dtype, device=device)
+
+        return cls(map_observation(empty, like))
 
     def keep(self, t: int, observation: EnvObservation) -> None:
         """Write column ``t`` on a CPU."""
@@ -40,14 +40,14 @@ class ObservationBuffer:
     def put(self, t: int, observation: EnvObservation) -> Observation:
         """Write column ``t``, and return the observation (N, ...) as tensors on the device.
 
-        On a GPU something computed from the result has to be back before the next call, which overwrites what the GPU
-        copies from; the actions are.
+        On a GPU the copy must be complete before the next call, which overwrites its source; receiving the actions on
+        the host ensures that.
         """
         if self._staging is None:
             self.keep(t, observation)
             return map_observation(torch.from_numpy, observation)
         for pinned, new in zip(leaves(self._staging), leaves(observation), strict=True):
-            np.copyto(pinned.numpy(), new)  # PyTorch would wake all its threads, which spin in the environments' way
+            np.copyto(pinned.numpy(), new)  # PyTorch's threads would spin on the environments' cores
         device = leaves(self.observations)[0].device
         moved = map_observation(lambda pinned: pinned.to(device, non_blocking=True), self._staging)
         for column, tensor in zip(leaves(self.observations), leaves(moved), strict=True):

@@ -1,10 +1,10 @@
 """Asynchronous sampling on several machines: rollout workers as Ray actors. Needs the extra anybatch[ray].
 
-Each worker steps its share of the environments. When iteration i begins, the learner publishes its weights and orders
-rollout i + max_lag with them (at the start also those before), so every rollout acts with weights exactly max_lag
-iterations old, as under :class:`anybatch.sampling.threaded.Asynchronous` with ``deterministic``; a single worker gives
-the same bits. A worker that dies takes only its unfinished rollouts along: another one begins new episodes and samples
-them.
+Each worker steps an equal part of the environments. When iteration i begins, the learner publishes its weights and
+requests rollout i + max_lag with them (at the start also the rollouts before it), so every rollout acts with weights
+exactly max_lag iterations old, as under :class:`anybatch.sampling.threaded.Asynchronous` with ``deterministic``; with a
+single worker the results are bitwise equal. If a worker dies, only its unfinished rollouts are lost: a new worker
+begins new episodes and samples them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, collect
 from anybatch.sampling.sources import NEW_EPISODES
+from anybatch.system.launcher import ray_address
 from anybatch.system.signals import Interrupts
 
 _CPU = torch.device("cpu")
 _POLL_SECONDS = 0.1
-_MOST_DEATHS = 3  # of one worker, one after the other: its environments are at fault then
+_MAX_DEATHS = 3  # in a row, of one worker; its environments are probably at fault
 
 Seeds = Callable[[int, int], tuple[int, int]]
-"""Seeds of environments and actions, for a worker's number and how often it was started before."""
+"""Seeds of environments and actions, given a worker's number and the number of its earlier starts."""
 
 
 class Worker:
-    """A share of the environments and a copy of the networks, in a process of its own."""
+    """Some of the environments and a copy of the networks, in a separate process."""
 
     def __init__(self, config: TrainConfig, num_envs: int, env_seed: int, action_seed: int) -> None:
         """Make ``num_envs`` environments; the worker computes on the CPU."""
-        env = make(config.env, num_envs, env_seed, groups=config.env.groups)
+        env = make(config.env, num_envs, env_seed)
         bootstrap = config.env.bootstrap_truncated
         self._sampler = Sampler(
             env,
@@ -63,7 +64,7 @@ class Worker:
         self._steps = config.rollout.steps
 
     def sample(self, weights: dict[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """One rollout with the weights after ``version`` iterations, and what was counted, as plain data."""
+        """Sample a rollout with the weights after ``version`` iterations; returns it and its counts as plain data."""
         self._agent.load_state_dict(weights)
         rollout = collect(
             self._sampler, self._agent, self._steps, device=_CPU, interrupts=Interrupts(), version=version
@@ -72,13 +73,13 @@ class Worker:
 
 
 @dataclass
-class _Order:
+class _Request:
     """A rollout that a worker has been asked for."""
 
     weights: Any
     version: int
     result: Any
-    """Ray's reference to what the worker will return."""
+    """Ray's reference to the result."""
 
 
 class RayActors:
@@ -100,11 +101,11 @@ class RayActors:
         """Start the workers, in the cluster that RAY_ADDRESS names, or else on this machine.
 
         Args:
-            config: what is trained; ``rollout.source`` tells the number of workers and the lag.
-            num_envs: environments of this data-parallel worker, shared out evenly.
-            seeds: gives every worker its own.
-            agent: what is trained; read in :meth:`next` alone.
-            interrupts: lets a stop request through while the learner waits.
+            config: of the run; ``rollout.source`` gives the number of workers and the lag.
+            num_envs: environments of this data-parallel worker, divided evenly.
+            seeds: the seeds of each worker.
+            agent: the networks being trained; read in :meth:`next` only.
+            interrupts: checked while the learner waits.
             device: where rollouts are kept.
 
         Raises:
@@ -115,15 +116,15 @@ class RayActors:
             import ray
         except ImportError as error:
             raise AnybatchError("rollout.source.ray_workers needs Ray: pip install 'anybatch[ray]'") from error
-        if is_distributed() and not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+        if is_distributed() and not ray.is_initialized() and ray_address() is None:
             raise ConfigError(
                 f"rollout.source.ray_workers with {world_size()} data-parallel workers needs one Ray cluster for all "
                 "of them: start it with ray start --head, and set RAY_ADDRESS"
             )
         self._ray = ray
         count = config.rollout.source.ray_workers
-        self._own_cluster = not ray.is_initialized()
-        if self._own_cluster:
+        self._started_cluster = not ray.is_initialized()
+        if self._started_cluster:
             _init(ray, count)
         present = ray.cluster_resources().get("CPU", 0)
         if present < count:
@@ -134,21 +135,21 @@ class RayActors:
                 flush=True,
             )
         self._config = config
-        self._share = num_envs // config.rollout.source.ray_workers
+        self._envs_per_ray_worker = num_envs // count
         self._seeds = seeds
         self._agent = agent
         self._interrupts = interrupts
         self._device = device
         self._sampled = Sampled()
-        self._ordered: int | None = None  # rollouts up to here
+        self._last_requested: int | None = None  # number of a rollout
         workers = range(count)
         self._starts = [0 for _ in workers]
         self._deaths = [0 for _ in workers]  # since the worker last finished a rollout
         self._workers = [self._start(number) for number in workers]
-        self._orders: list[deque[_Order]] = [deque() for _ in workers]
+        self._requests: list[deque[_Request]] = [deque() for _ in workers]
 
     def next(self, iteration: int) -> Rollout:
-        """Order the rollout that is trained on ``max_lag`` iterations later, and wait for this iteration's.
+        """Request the rollout for ``max_lag`` iterations later, and wait for the one of this iteration.
 
         Raises:
             Interrupted: a stop was requested, and sampling takes long.
@@ -156,21 +157,21 @@ class RayActors:
         """
         state = self._agent.state_dict()
         weights = self._ray.put({name: x.cpu() if isinstance(x, Tensor) else x for name, x in state.items()})
-        if self._ordered is None:
-            self._ordered = iteration - 1
-        while self._ordered < iteration + self._config.rollout.source.max_lag:
-            self._ordered += 1
-            for number, orders in enumerate(self._orders):
-                orders.append(_Order(weights, iteration, self._ask(number, weights, iteration)))
-        parts = []
+        if self._last_requested is None:
+            self._last_requested = iteration - 1
+        while self._last_requested < iteration + self._config.rollout.source.max_lag:
+            self._last_requested += 1
+            for number, requests in enumerate(self._requests):
+                requests.append(_Request(weights, iteration, self._request(number, weights, iteration)))
+        rollouts = []
         for number in range(len(self._workers)):
             rollout, sampled = self._receive(number)
-            parts.append(Rollout.from_state_dict(rollout, self._device))
+            rollouts.append(Rollout.from_state_dict(rollout, self._device))
             self._sampled.add(Sampled(**sampled))
-        return join(parts)
+        return concatenate_rollouts(rollouts)
 
     def drain(self) -> Sampled:
-        """What belongs to the rollouts handed out since the last call."""
+        """Return the counts of the rollouts returned by :meth:`next` since the last call."""
         sampled, self._sampled = self._sampled, Sampled()
         return sampled
 
@@ -194,49 +195,49 @@ class RayActors:
             with contextlib.suppress(self._ray.exceptions.RayError):  # the cluster may be gone
                 self._ray.kill(worker)
         self._workers = []
-        if self._own_cluster:
+        if self._started_cluster:
             self._ray.shutdown()
         return True
 
     def _start(self, number: int) -> Any:
         seeds = self._seeds(number, self._starts[number])
         self._starts[number] += 1
-        return self._ray.remote(Worker).options(num_cpus=1).remote(self._config, self._share, *seeds)
+        return self._ray.remote(Worker).options(num_cpus=1).remote(self._config, self._envs_per_ray_worker, *seeds)
 
-    def _ask(self, number: int, weights: Any, version: int) -> Any:
+    def _request(self, number: int, weights: Any, version: int) -> Any:
         return self._workers[number].sample.remote(weights, version)
 
     def _receive(self, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The worker's oldest rollout; where it has died, from another one."""
-        orders = self._orders[number]
+        """Wait for the worker's oldest rollout; a worker that has died is replaced."""
+        requests = self._requests[number]
         while True:
             try:
-                while not self._ray.wait([orders[0].result], timeout=_POLL_SECONDS)[0]:
+                while not self._ray.wait([requests[0].result], timeout=_POLL_SECONDS)[0]:
                     self._interrupts.check()
-                result: tuple[dict[str, Any], dict[str, Any]] = self._ray.get(orders[0].result)
+                result: tuple[dict[str, Any], dict[str, Any]] = self._ray.get(requests[0].result)
             except self._ray.exceptions.RayTaskError as error:
                 raise error.cause or error from None
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
                 self._restart(number, error)
             else:
-                orders.popleft()
+                requests.popleft()
                 self._deaths[number] = 0
                 return result
 
     def _restart(self, number: int, error: Exception) -> None:
-        """Another worker in place of a dead one, for what that one had not finished."""
+        """Replace a dead worker, and request its unfinished rollouts again."""
         self._deaths[number] += 1
-        if self._deaths[number] == _MOST_DEATHS:
+        if self._deaths[number] == _MAX_DEATHS:
             raise EnvError(
-                f"Ray worker {number} of {self._config.env.id} has died {_MOST_DEATHS} times without finishing a "
+                f"Ray worker {number} of {self._config.env.id} has died {_MAX_DEATHS} times without finishing a "
                 f"rollout: {_reason(error)}"
             ) from error
         self._workers[number] = self._start(number)
-        for order in self._orders[number]:
+        for order in self._requests[number]:
             if not self._finished(order):
-                order.result = self._ask(number, order.weights, order.version)
+                order.result = self._request(number, order.weights, order.version)
 
-    def _finished(self, order: _Order) -> bool:
+    def _finished(self, order: _Request) -> bool:
         try:
             ready = self._ray.wait([order.result], timeout=0)[0]
             return bool(ready) and self._ray.get(order.result) is not None
@@ -245,28 +246,28 @@ class RayActors:
 
 
 def _init(ray: Any, workers: int) -> None:
-    """Connect to the cluster that RAY_ADDRESS or ``ray start`` gives, or begin one on this machine."""
+    """Connect to the cluster of RAY_ADDRESS or ``ray start``, or start one on this machine."""
     options = {"include_dashboard": False, "log_to_driver": False}
     try:
-        # more workers than cores share them: Ray would keep the others waiting for ever
+        # allow more workers than cores, which Ray would otherwise never start
         ray.init(num_cpus=max(workers, os.cpu_count() or 1), **options)
-    except ValueError:  # a cluster that is there counts its own CPUs
+    except ValueError:  # a running cluster counts its own CPUs
         ray.init(**options)
 
 
 def _reason(error: Exception) -> str:
-    """The line of Ray's text that says why a worker died: the last one where its environments could not be made."""
+    """The line of Ray's message that gives the cause: the last one if the environments could not be made."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if "creation task" in lines[0] else lines[0]
 
 
-def join(parts: list[Rollout]) -> Rollout:
-    """Rollouts (N_1, T), (N_2, T), ... of different environments as one (N_1 + N_2 + ..., T); as old as the oldest."""
-    states = [part.state_dict() for part in parts]
-    joined: dict[str, Any] = {
+def concatenate_rollouts(rollouts: list[Rollout]) -> Rollout:
+    """Concatenate (N_1, T), (N_2, T), ... along the environments; the version is that of the oldest rollout."""
+    states = [rollout.state_dict() for rollout in rollouts]
+    tensors: dict[str, Any] = {
         name: torch.cat([s[name] for s in states]) for name, value in states[0].items() if isinstance(value, Tensor)
     }
     observation = states[0]["observation"]
     if isinstance(observation, dict):
-        joined["observation"] = {key: torch.cat([s["observation"][key] for s in states]) for key in observation}
-    return Rollout(**joined, version=min(part.version for part in parts))
+        tensors["observation"] = {key: torch.cat([s["observation"][key] for s in states]) for key in observation}
+    return Rollout(**tensors, version=min(rollout.version for rollout in rollouts))

@@ -13,13 +13,11 @@ from torch import Tensor
 from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
-from anybatch.envs.groups import groups_of
-from anybatch.envs.spaces import concatenated
 from anybatch.errors import DivergenceError
 from anybatch.models.actions import ActionSpec
-from anybatch.observations import Observation, map_observation, rows_of
-from anybatch.sampling.acting import Actor, acting, joined
-from anybatch.sampling.observation_buffer import ObservationBuffer, room_for
+from anybatch.observations import Observation, map_observation
+from anybatch.sampling.acting import Actor, rollout_actor
+from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.system.signals import Interrupts
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
@@ -50,7 +48,7 @@ class Rollout:
     terminated: Tensor
     """bool, it ended and its value must not be bootstrapped."""
     version: int = 0
-    """Iterations that the weights that acted had been trained for."""
+    """Iterations of training behind the weights that acted."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -66,7 +64,7 @@ class Rollout:
 
 @dataclass
 class Sampled:
-    """What has been sampled since it was last asked for; more than the rollout trained on while a delay warms up."""
+    """Counts of the sampling since the last call of ``drain``; the warm-up of a delay counts as well."""
 
     env_steps: int = 0
     """Environment steps of this worker."""
@@ -76,14 +74,14 @@ class Sampled:
     """Steps of the episodes that ended."""
 
     def add(self, other: Sampled) -> None:
-        """Count what ``other`` has counted, too."""
+        """Add the counts of ``other``."""
         self.env_steps += other.env_steps
         self.episode_returns += other.episode_returns
         self.episode_lengths += other.episode_lengths
 
 
 class EpisodeTracker:
-    """Running return and length of the episode that each environment is in."""
+    """Return and length so far of the current episode of each environment."""
 
     def __init__(self, num_envs: int) -> None:
         """All environments start a new episode."""
@@ -104,7 +102,7 @@ class EpisodeTracker:
         """
         first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
         start = np.zeros(len(done), dtype=np.int64)
-        for t, env in np.argwhere(done.T):  # in the order in which they ended
+        for t, env in np.argwhere(done.T):  # in the order of their ends
             steps = slice(start[env], t + 1)
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
@@ -117,12 +115,12 @@ class EpisodeTracker:
         return first
 
     def drain(self) -> Sampled:
-        """What was counted since the last call."""
+        """Return the counts since the last call, and start again from zero."""
         sampled, self._sampled = self._sampled, Sampled()
         return sampled
 
     def restart(self) -> None:
-        """All environments start a new episode; what was counted stays."""
+        """Note that all environments start a new episode; the counts stay."""
         self.returns[:] = 0
         self.lengths[:] = 0
         self.first = np.ones_like(self.first)
@@ -138,7 +136,7 @@ class EpisodeTracker:
 
 
 class Sampler:
-    """The environments of this worker, where they stand, and the randomness of the actions."""
+    """The environments of this worker, their latest observations, and the random generator of the actions."""
 
     def __init__(
         self, env: VectorEnv, action_spec: ActionSpec, *, bootstrap_truncated: bool, generator: torch.Generator
@@ -151,6 +149,18 @@ class Sampler:
         self.episodes = EpisodeTracker(env.num_envs)
         self.observation: EnvObservation | None = None
         """(N, ...) to act on next; None before the first step."""
+
+    def take_observation(self, interrupts: Interrupts) -> EnvObservation:
+        """Remove and return the observations (N, ...) to act on next; reset the environments if there are none.
+
+        They are removed so that after an abandoned rollout the next one begins new episodes.
+        """
+        if self.observation is None:
+            with interrupts.interruptible():
+                self.observation = self.env.reset()
+            self.episodes.restart()
+        observation, self.observation = self.observation, None
+        return observation
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
@@ -201,18 +211,19 @@ class Sampler:
         return True
 
 
+@torch.no_grad()
 def collect(
     sampler: Sampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
 ) -> Rollout:
-    """Run ``agent`` for T timesteps in every environment ("Run policy pi_behav in environment", appendix A).
+    """Run ``agent`` for T timesteps in every environment (appendix A, "Run policy pi_behav in environment").
 
     Args:
-        sampler: where the environments stand; left where the rollout ends.
+        sampler: the environments, which continue from their last observation.
         agent: the behaviour policy and value function.
         steps: T.
         device: where the rollout is kept.
         interrupts: lets a stop request through between steps.
-        version: iterations that ``agent`` has been trained for, which the rollout keeps.
+        version: iterations of training behind the weights, recorded in the rollout.
 
     Returns:
         The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
@@ -221,76 +232,59 @@ def collect(
         EnvError: the environment broke its contract.
         DivergenceError: the policy's outputs are not finite.
     """
-    env, spec, episodes = sampler.env, sampler.action_spec, sampler.episodes
-    if sampler.observation is None:
-        with interrupts.breakable():
-            sampler.observation = env.reset()
-        episodes.restart()
-    observation, sampler.observation = sampler.observation, None  # a rollout that is broken off ends in new episodes
-    shape = (env.num_envs, steps)
-    reward = np.empty(shape, dtype=np.float32)
-    done, terminated = (np.empty(shape, dtype=bool) for _ in range(2))
-    bootstraps: list[tuple[np.ndarray, int, Tensor]] = []
-
-    with torch.no_grad():
-        observations = room_for(observation, steps, device)
-        noise = spec.noise((steps, env.num_envs), sampler.generator, device)
-        groups = [
-            (rows, envs, acting(agent, spec, noise[:, rows], ObservationBuffer(rows_of(observations, rows))))
-            for rows, envs in groups_of(env)
-        ]
-        for rows, _, policy in groups:
-            policy.ask(0, rows_of(observation, rows))
-        for t in range(steps):
-            latest = []
-            for rows, envs, policy in groups:
-                interrupts.check()
-                native = policy.take()
-                with interrupts.breakable():
-                    step = envs.step(native)
-                if t + 1 < steps:
-                    policy.ask(t + 1, step.observation)  # which a GPU computes while the next group steps
-                latest.append(step.observation)
-                reward[rows, t] = step.reward
-                done[rows, t] = step.done
-                terminated[rows, t] = step.terminated
-                if sampler.bootstrap_truncated and step.final_observation is not None:
-                    final_value = agent.value(to_device(step.final_observation, device))
-                    bootstraps.append((step.final_index + rows.start, t, final_value))
-        sampler.observation = concatenated(latest)
-        last_value = agent.value(to_device(sampler.observation, device))
-        acted = joined([policy.result() for _, _, policy in groups])
-        value, logp = acted.value, spec.distribution(acted.params).log_prob(acted.action)
-
-    if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
-        raise DivergenceError(
-            "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
-        )
-    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
-    for index, t, final_value in bootstraps:
-        next_value[torch.from_numpy(index).to(device), t] = final_value
-    first = episodes.add(reward, done)
-    if not sampler.bootstrap_truncated:
-        terminated = done
-    flags = (torch.from_numpy(array).to(device) for array in (reward, first, done, terminated))
-    reward_t, first_t, done_t, terminated_t = flags
+    env, spec = sampler.env, sampler.action_spec
+    observation = sampler.take_observation(interrupts)
+    reward = np.empty((env.num_envs, steps), dtype=np.float32)
+    done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
+    final_values: list[tuple[np.ndarray, int, Tensor]] = []
+    buffer = ObservationBuffer.allocate(observation, steps, device)
+    actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
+    for t in range(steps):
+        interrupts.check()
+        action = actor.act(t, observation)
+        with interrupts.interruptible():
+            step = env.step(action)
+        observation = step.observation
+        reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
+        if sampler.bootstrap_truncated and step.final_observation is not None:
+            final_values.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
+    sampler.observation = observation
+    last_value = agent.value(to_device(observation, device))
+    acted = actor.result()
+    logp = spec.distribution(acted.params).log_prob(acted.action)
+    _check_finite(acted.value, logp)
     return Rollout(
-        observation=observations,
+        observation=buffer.observations,
         action=acted.action,
         behavior_logp=logp,
         behavior_params=acted.params,
-        reward=reward_t,
-        value=value,
-        next_value=next_value,
-        first=first_t,
-        done=done_t,
-        terminated=terminated_t,
+        reward=torch.from_numpy(reward).to(device),
+        value=acted.value,
+        next_value=_next_value(acted.value, last_value, final_values),
+        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
+        done=torch.from_numpy(done).to(device),
+        terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
     )
 
 
+def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.ndarray, int, Tensor]]) -> Tensor:
+    """V(s_{t+1}) before any reset (N, T), from V(s_t) and the values of what resets replaced."""
+    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
+    for env_index, t, final_value in final_values:
+        next_value[torch.from_numpy(env_index).to(value.device), t] = final_value
+    return next_value
+
+
+def _check_finite(value: Tensor, logp: Tensor) -> None:
+    if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
+        raise DivergenceError(
+            "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
+        )
+
+
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
-    """An environment's observation as tensors on a device; on the CPU they share its memory."""
+    """Convert an environment's observation to tensors on a device; on the CPU they share its memory."""
     return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
 
 

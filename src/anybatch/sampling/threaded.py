@@ -1,16 +1,16 @@
 """Asynchronous sampling on one machine: a thread steps the environments while the learner optimises.
 
-Rollout i is what iteration i trains on. The sampler acts with a copy of the weights that it takes over whole, between
-two rollouts, so one rollout is of one policy. It may begin rollout i once weights trained for at least i - max_lag
-iterations are published, and waits until then: that bounds both the age of the data and the rollouts that wait, at most
-max_lag of them beside the one that is being sampled. Without ``deterministic`` it takes the newest weights there are;
-with it those after iteration max(0, i - max_lag), as :class:`anybatch.sampling.sources.Delayed` does, and one seed
-gives one result: the actions have a generator of their own. (An encoder that draws random numbers itself, for dropout
-say, shares PyTorch's global generator with the learner, and gives that up.)
+Iteration i trains on rollout i. The sampler copies the published weights between two rollouts only, so each rollout
+comes from one policy. It begins rollout i when weights trained for at least i - max_lag iterations have been published.
+That bounds the age of the data and the queue: at most max_lag rollouts wait while another one is sampled. By default
+the sampler takes the newest weights. With ``deterministic`` it takes those after iteration max(0, i - max_lag), as
+:class:`anybatch.sampling.sources.Delayed` does, and results depend on the seed alone, because the actions have their
+own generator. (An encoder that draws random numbers, such as dropout, uses PyTorch's global generator, which both
+threads share, and loses that guarantee.)
 
-EnvPool and PyTorch release Python's global lock, so the two threads run side by side. Environments written in Python
-hold it, and so does acting with a small network in NumPy, for some microseconds a step; the option ``vectorization
-async`` steps environments in processes of their own.
+EnvPool and PyTorch release Python's global interpreter lock, so the two threads run in parallel. Environments written
+in Python hold the lock, as does acting in NumPy for some microseconds a step; ``vectorization async`` steps
+environments in separate processes.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class CollectWith(Protocol):
     """Samples one rollout with the weights of a given agent."""
 
     def __call__(self, agent: Agent, *, version: int, interrupts: Interrupts) -> Rollout:
-        """``version``: iterations that ``agent`` was trained for; ``interrupts``: stops it between two steps."""
+        """Sample; ``version`` counts ``agent``'s iterations of training, ``interrupts`` is checked between steps."""
 
 
 class Asynchronous:
-    """Samples beside learning, at most ``max_lag`` iterations ahead; ``max_lag`` 0 is the same as synchronous.
+    """Samples during learning, at most ``max_lag`` iterations ahead; ``max_lag`` 0 equals synchronous sampling.
 
-    A checkpoint does not wait for the sampler: it holds the rollouts that wait, and where the environments stood when
-    the rollout in progress began, which is then sampled once more. Where the environments' state cannot be saved it
-    holds no rollouts either, and sampling begins anew.
+    A checkpoint does not wait for the sampler: it holds the waiting rollouts and the state of the environments at the
+    beginning of the unfinished rollout, which is sampled again on resuming. If the environments' state cannot be saved,
+    the checkpoint holds no rollouts and sampling starts again with new episodes.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Asynchronous:
 
         Args:
             collect: samples one rollout from where ``sampler`` stands.
-            sampler: the environments, which belong to the thread once it runs.
-            agent: what is trained; read in :meth:`next` alone.
-            max_lag: most iterations between the weights that acted and those being trained.
+            sampler: the environments; only the thread uses them once it runs.
+            agent: the networks being trained; read in :meth:`next` only.
+            max_lag: upper bound on the iterations between the weights that acted and those being trained.
             deterministic: act with weights exactly that old (younger only at the start).
-            interrupts: lets a stop request through while the learner waits.
+            interrupts: checked while the learner waits.
             device: where rollouts are kept.
         """
         self._collect = collect
@@ -79,24 +79,24 @@ class Asynchronous:
         self._deterministic = deterministic
         self._interrupts = interrupts
         self._device = device
-        self._handed_out = Sampled()
+        self._returned = Sampled()
         self._thread: threading.Thread | None = None
-        self._stop = Interrupts(patience=0.0)  # of the sampler
-        # everything below is shared by the two threads, and touched while holding this
+        self._stop = Interrupts(patience=0.0)  # stops the sampler
+        # protects everything below, which the two threads share
         self._changed = threading.Condition()
         self._published: dict[int, dict[str, Any]] = {}
         self._waiting: deque[tuple[Rollout, Sampled]] = deque()
-        self._first: int | None = None  # the rollout that sampling began with
-        self._current = 0  # the rollout that is being sampled, or is next
-        self._began: dict[str, Any] = sampler.state_dict()  # the sampler when that rollout began
+        self._first: int | None = None  # number of the first rollout
+        self._current = 0  # number of the rollout being sampled, or sampled next
+        self._began: dict[str, Any] = sampler.state_dict()  # the sampler's state when that rollout began
         self._failure: BaseException | None = None
 
     def next(self, iteration: int) -> Rollout:
-        """Publish the present weights, and wait for the rollout of this iteration.
+        """Publish the current weights, and wait for the rollout of this iteration.
 
         Raises:
-            Interrupted: a stop was requested, and sampling takes long.
-            EnvError, DivergenceError, ...: what ended the sampler, once no finished rollout is left.
+            Interrupted: a stop was requested, and sampling takes too long.
+            EnvError, DivergenceError, ...: the sampler's error, after its finished rollouts have been returned.
         """
         weights = copy.deepcopy(self._agent.state_dict())
         with self._changed:
@@ -107,12 +107,12 @@ class Asynchronous:
                 self._changed.wait(_POLL_SECONDS)
                 self._interrupts.check()
             rollout, sampled = self._waiting.popleft()
-        self._handed_out.add(sampled)
+        self._returned.add(sampled)
         return rollout
 
     def drain(self) -> Sampled:
-        """What belongs to the rollouts handed out since the last call; those that wait are counted later."""
-        sampled, self._handed_out = self._handed_out, Sampled()
+        """Return the counts of the rollouts returned by :meth:`next` since the last call."""
+        sampled, self._returned = self._returned, Sampled()
         return sampled
 
     worker_keys: frozenset[str] = frozenset({"sampler", "waiting", "first", "current", "published"})
@@ -164,20 +164,20 @@ class Asynchronous:
         return not self._thread.is_alive()
 
     def _publish(self, iteration: int, weights: dict[str, Any]) -> None:
-        """Let the sampler have a copy that nobody writes to, whole; start it if it does not run yet."""
+        """Publish a copy of the weights that nothing writes to; start the sampler if it is not running."""
         if self._first is None:
             self._first = self._current = iteration
         self._published[iteration] = weights
-        wanted = self._wanted()
-        self._published = {version: kept for version, kept in self._published.items() if version >= wanted}
+        oldest = self._version_to_act_with()
+        self._published = {version: kept for version, kept in self._published.items() if version >= oldest}
         if self._thread is None:
-            # a daemon: an environment that hangs must not keep the program from ending
+            # a daemon, because an environment that hangs must not keep the program alive
             self._thread = threading.Thread(target=self._run, name="anybatch-sampler", daemon=True)
             self._thread.start()
         self._changed.notify_all()
 
-    def _wanted(self) -> int:
-        """The weights for the current rollout, as the iterations they were trained for."""
+    def _version_to_act_with(self) -> int:
+        """Version of the weights for the current rollout: the iterations they were trained for."""
         assert self._first is not None
         return max(self._first, self._current - self._max_lag) if self._deterministic else max(self._published)
 
@@ -185,7 +185,7 @@ class Asynchronous:
         """The sampler thread."""
         try:
             while True:
-                version = self._take_over_weights()
+                version = self._load_weights()
                 rollout = self._collect(self._actor, version=version, interrupts=self._stop)
                 sampled, began = self._sampler.episodes.drain(), self._sampler.state_dict()
                 with self._changed:
@@ -200,13 +200,13 @@ class Asynchronous:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _take_over_weights(self) -> int:
-        """Wait until the current rollout may begin, and return which weights the actor now has."""
+    def _load_weights(self) -> int:
+        """Wait until the current rollout may begin, load its weights, and return their version."""
         with self._changed:
             while max(self._published) < self._current - self._max_lag:
                 self._stop.check()
                 self._changed.wait()
             self._stop.check()
-            version = self._wanted()
+            version = self._version_to_act_with()
             self._actor.load_state_dict(self._published[version])
             return version

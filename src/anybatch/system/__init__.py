@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anybatch.system.atomic_files import replacing, write_bytes, write_text
-from anybatch.system.launcher import launched, launched_rank
+from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.memory import free_memory, keep_freed_memory
 from anybatch.system.signals import Interrupted, Interrupts
 
@@ -12,9 +12,9 @@ __all__ = [
     "Interrupts",
     "free_memory",
     "keep_freed_memory",
-    "launched",
-    "launched_rank",
+    "launcher_rank",
     "replacing",
+    "started_by_launcher",
     "write_bytes",
     "write_text",
 ]

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, whatever moment the process is killed at."""
+"""Files that are replaced completely or not at all, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _SUFFIX = ".tmp"
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write to, which takes the place of `path` when the block ends without an exception.
+    """Yield a file to write to, which replaces `path` when the block ends without an exception.
 
-    The bytes go to a hidden file in the same folder, are forced to the disk, and are then renamed over `path`; until
-    the rename `path` is untouched, after it the whole new content is there.
+    The bytes are written to a hidden file in the same folder and flushed to the disk; then it is renamed to `path`.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
@@ -39,18 +38,18 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of `path` by `text` in UTF-8, newlines as they are."""
+    """Replace the content of `path` by `text` in UTF-8, without converting newlines."""
     write_bytes(path, text.encode())
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete the hidden files that writers killed half-way left in `folder`; call it while nobody writes there."""
+    """Delete hidden files of killed writers in `folder`; nothing may be writing there meanwhile."""
     for leftover in Path(folder).glob(f".*{_SUFFIX}"):
         leftover.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Force the rename itself to the disk; not every file system can, and the file is whole either way."""
+    """Flush the rename to the disk; if a file system cannot, the file is still complete."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,15 +1,20 @@
-"""What ``torchrun``, or whatever else started this process, says about it; without loading PyTorch."""
+"""Environment variables that a launcher sets for its processes; read without loading PyTorch."""
 
 from __future__ import annotations
 
 import os
 
 
-def launched() -> bool:
+def started_by_launcher() -> bool:
     """Whether this process was started as one of several data-parallel workers."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def launched_rank() -> int:
-    """This worker's number as its launcher gave it, whether or not it has joined the others yet; 0 if it is alone."""
-    return int(os.environ["RANK"]) if launched() else 0
+def launcher_rank() -> int:
+    """Return the worker's number given by its launcher, also before it has joined the others; 0 if it is alone."""
+    return int(os.environ["RANK"]) if started_by_launcher() else 0
+
+
+def ray_address() -> str | None:
+    """Address of the Ray cluster to join, from RAY_ADDRESS."""
+    return os.environ.get("RAY_ADDRESS")

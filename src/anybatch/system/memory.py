@@ -1,4 +1,4 @@
-"""Memory of this machine: how much is free, and how the C library treats what was freed."""
+"""Free memory of this machine, and the C library's treatment of freed memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 _MADV_HUGEPAGE = 14
-_HUGE = 3 << 29  # bytes: more than a minibatch's activations take, and less than glibc would give back at once
+_HUGE = 3 << 29  # bytes: more than the activations of a minibatch, less than glibc would return at once
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep freed blocks instead of returning them to the kernel, which would zero each page again.
+    """Make glibc keep freed blocks instead of returning them to the kernel, which would zero each page again.
 
-    Large activations are allocated and freed in every gradient step; by default each is a fresh mapping whose pages
-    fault in one by one. What is kept is in huge pages, where the kernel has them to give: they take fewer entries of
-    the processor's page tables. Called when training starts, never on import.
+    Large activations are allocated and freed in every gradient step; by default each is a new mapping whose pages
+    fault in one by one. The kept memory uses huge pages if the kernel has any, which need fewer page table entries.
+    Call it when training starts, never on import.
 
     Returns:
         Whether it took effect; False where the C library is not glibc.
@@ -38,12 +38,12 @@ def keep_freed_memory() -> bool:
 
 @functools.cache
 def _prefer_huge_pages() -> None:
-    """Once in a process: ask for huge pages in the part of the heap that comes next, before it is touched."""
+    """Ask once per process for huge pages in the next part of the heap, before it is touched."""
     libc = ctypes.CDLL("libc.so.6")
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    address = libc.malloc(_HUGE)  # addresses alone: memory is taken when it is written to
+    address = libc.malloc(_HUGE)  # reserves addresses only; writing takes memory
     if address:
         page = os.sysconf("SC_PAGE_SIZE")
         start = -(-address // page) * page
@@ -52,7 +52,7 @@ def _prefer_huge_pages() -> None:
 
 
 def free_memory() -> int:
-    """Bytes of main memory that this process can still take without swapping; the whole machine's off Linux."""
+    """Bytes of main memory that this process can still use without swapping; all memory if not on Linux."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
     return min(total, _available_on_linux(), _left_in_container())
 
@@ -66,7 +66,7 @@ def _available_on_linux() -> int:
 
 
 def _left_in_container() -> int:
-    """What a container's limit (cgroup version 2) leaves, not counting the file cache, which gives way."""
+    """Bytes left under a container's limit (cgroup version 2); the file cache counts as free."""
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())

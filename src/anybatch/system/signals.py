@@ -1,4 +1,4 @@
-"""Stop requests: Ctrl-C and SIGTERM end a run at the next good moment."""
+"""Stop requests: Ctrl-C and SIGTERM end a run at the next suitable point."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 HUNG_THREADS = "anybatch-"
-"""What the names of the threads begin with that environments are stepped in."""
+"""Prefix of the names of threads that step environments."""
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop; like KeyboardInterrupt it passes through ``except Exception``."""
+    """The run was asked to stop. Like KeyboardInterrupt, it is not caught by ``except Exception``."""
 
 
 class Interrupts:
-    """Turns signals into a request that the training loop honours at the end of its iteration.
+    """Turns signals into a request to stop, which the training loop checks at the end of each iteration.
 
-    An iteration that would take longer than ``patience`` seconds is abandoned instead: :meth:`check`, called between
-    environment steps and between gradient steps, then raises :class:`Interrupted`, and the run goes on later from its
-    last checkpoint. A second signal abandons it at once. A step that hangs never comes to its check: within
-    :meth:`breakable` the signal handler raises instead, which ends whatever waits in Python.
+    An iteration that takes longer than another ``patience`` seconds is abandoned: :meth:`check`, called between
+    environment steps and between gradient steps, raises :class:`Interrupted`, and the run can be resumed from its last
+    checkpoint. A second signal abandons the iteration at once. If a step hangs, no check is reached; within
+    :meth:`interruptible` the signal handler itself raises, which ends any wait in Python.
     """
 
     def __init__(self, patience: float = 4.0, *, echo: float = 0.0) -> None:
-        """Nothing is requested yet.
+        """Begin without a request.
 
         Args:
-            patience: seconds that a running iteration is given to end.
-            echo: seconds in which further signals are taken for the first one; torchrun passes signals on that the
-                terminal has sent to its workers already.
+            patience: seconds that a running iteration has to end.
+            echo: seconds during which further signals count as repetitions of the first; torchrun forwards signals
+                that the terminal has already sent to its workers.
         """
         self.patience = patience
         self.echo = echo
-        self.broke_off = False
-        """Whether a call within :meth:`breakable` was broken off, so that what it belongs to must not be touched."""
+        self.call_interrupted = False
+        """Whether a call within :meth:`interruptible` was abandoned; its object must not be used again."""
         self._deadline: float | None = None
-        self._breakable = False
+        self._interruptible = False
         self._alarm: threading.Timer | None = None
         self._first_signal: float | None = None
         self._previous: dict[int, object] = {}
@@ -54,7 +54,7 @@ class Interrupts:
 
     @property
     def overdue(self) -> bool:
-        """Whether a stop was requested and the iteration has had its time."""
+        """Whether a stop was requested more than ``patience`` seconds ago."""
         return self._deadline is not None and time.monotonic() >= self._deadline
 
     def request(self) -> None:
@@ -63,18 +63,18 @@ class Interrupts:
         self._deadline = now if self.requested else now + self.patience
 
     def check(self) -> None:
-        """Raise :class:`Interrupted` if a stop was requested and the iteration has had its time."""
+        """Raise :class:`Interrupted` if a stop was requested more than ``patience`` seconds ago."""
         if self.overdue:
             raise Interrupted
 
     @contextmanager
-    def breakable(self) -> Iterator[None]:
-        """While this lasts, a signal raises :class:`Interrupted` in the middle of a call once patience has run out."""
-        self._breakable = True
+    def interruptible(self) -> Iterator[None]:
+        """Within this context a signal raises :class:`Interrupted` inside a call once the patience has run out."""
+        self._interruptible = True
         try:
             yield
         finally:
-            self._breakable = False
+            self._interruptible = False
 
     def __enter__(self) -> Interrupts:
         """Catch SIGINT and SIGTERM (in the main thread; elsewhere only :meth:`request` counts)."""
@@ -86,7 +86,7 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm.join()
@@ -101,22 +101,38 @@ class Interrupts:
             self._first_signal = now if self._first_signal is None else self._first_signal
             self.request()
         if self._alarm is None and hasattr(signal, "pthread_kill"):
-            # once more when patience has run out, since nothing else gets at a call that waits
+            # signal again when the patience has run out, which is the only way to end a waiting call
             self._alarm = threading.Timer(
                 self.patience, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
             )
             self._alarm.daemon = True
             self._alarm.start()
-        if self._breakable and self.overdue:
-            self.broke_off = True
+        if self._interruptible and self.overdue:
+            self.call_interrupted = True
             raise Interrupted
 
 
-def exit_beside_hung_threads(code: int) -> None:
-    """End the program at once if a thread was left behind in an environment that hangs; else return.
+@contextmanager
+def ignoring_sigint() -> Iterator[None]:
+    """Ignore SIGINT in the main thread; processes started meanwhile inherit this.
 
-    Such a thread cannot be ended, and native code in it (EnvPool's) makes the interpreter abort while it shuts down.
-    The processes of environments end as well.
+    A terminal sends Ctrl-C to all processes, and the main one decides when the others end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def exit_beside_hung_threads(code: int) -> None:
+    """End the program at once if a thread hangs in an environment; otherwise return.
+
+    Such a thread cannot be ended, and native code in it (EnvPool's) would make the interpreter abort at shutdown.
+    The environments' processes are killed as well.
     """
     if any(thread.name.startswith(HUNG_THREADS) for thread in threading.enumerate()):
         for process in multiprocessing.active_children():

@@ -38,7 +38,6 @@ _WITHOUT_EFFECT = (
     "checkpoint_seconds",
     "keep_checkpoints",
     "env.threads",
-    "env.groups",
     "aux.storage",
     "policy.allow_stale_coupled",  # a permission
     "log",
