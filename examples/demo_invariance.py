@@ -15,7 +15,7 @@ from anybatch.reproduce.run import curve_of
 from anybatch.reproduce.stacked import run_stacked
 from anybatch.reproduce.statistics import band
 from anybatch.reproduce.suites.laptop import laptop
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 
 TASK, DIVISOR, POINTS = "catch", 16, 20
 SEEDS = tuple(range(5000, 5008))

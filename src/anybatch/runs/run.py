@@ -32,8 +32,8 @@ from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCA
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.resharding import on_cpu, own_part
 from anybatch.sampling.rollout import Sampled
+from anybatch.scaling import table
 from anybatch.scaling.changes import Change
-from anybatch.scaling.scale import table
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _LONG_ITERATION_SECONDS = 3.0
