@@ -78,9 +78,9 @@ def _fence(code: str, indent: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Products such as N*T outside code, which Markdown would take for emphasis."""
+    """Asterisks outside code escaped: products such as N*T and shapes such as (*leading, K) are no emphasis."""
     parts = _CODE.split(text)
-    parts[::2] = (re.sub(r"(?<=\w)\*(?=\w)", r"\\*", part) for part in parts[::2])
+    parts[::2] = (re.sub(r"(?<=\w)\*(?=\w)|\*(?=\w+[,)])", r"\*", part) for part in parts[::2])
     return "".join(parts)
 
 

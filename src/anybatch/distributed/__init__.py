@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anybatch.distributed.collectives import is_main, rank, share_of, shares, world_size
+from anybatch.distributed.collectives import is_main, moments, rank, share_of, shares, world_size
 from anybatch.distributed.process_group import is_distributed, join, local_device
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "is_main",
     "join",
     "local_device",
+    "moments",
     "rank",
     "share_of",
     "shares",
