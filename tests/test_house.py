@@ -152,3 +152,19 @@ def test_no_export_is_named_like_a_module_of_its_package() -> None:
     for init in INITS:
         modules = {path.stem for path in init.parent.iterdir() if path.suffix == ".py" or path.is_dir()}
         assert not modules & set(exports(init)[0]), name_of(init)
+
+
+def test_map_names_every_folder_and_module() -> None:
+    map_ = (ROOT / "CONTRIBUTING.md").read_text().partition("src/anybatch/\n")[2].partition("```")[0]
+    modules = {f"  {path.name}" for path in PACKAGE.glob("[a-z]*.py")}
+    packages = {f"  {init.parent.name}/" for init in PACKAGE.glob("*/__init__.py")}
+    folders = {f"{name}/" for name in ("examples", "notebooks", "docs", "benchmarks", "tests", "tools")}
+    assert set(re.findall(r"^ *\S+", map_, re.MULTILINE)) == modules | packages | folders
+
+
+def test_paths_in_the_documentation_exist() -> None:
+    """Modules are named by their paths below the package in CONTRIBUTING, by their paths in the repository elsewhere."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    named = {path for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", page.read_text())}
+    assert named
+    assert not [path for path in named if not (ROOT / path).exists() and not (PACKAGE / path).exists()]

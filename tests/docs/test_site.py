@@ -145,7 +145,6 @@ def exported() -> dict[str, list[str]]:
         for node in ast.parse(init.read_text()).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 found[package] = ast.literal_eval(node.value)
-    del found["anybatch.cli"]  # its options are on the page of the command line
     return found
 
 
