@@ -7,18 +7,18 @@ import sys
 import time
 from pathlib import Path
 
+import matplotlib
+
 from anybatch.errors import AnybatchError
 from anybatch.presets import ppo_ewma
-from anybatch.reproduce.plots import BLUE, VERMILION, figure, in_millions
-from anybatch.runs.evaluation import evaluate, initial_policy, load_policy
-from anybatch.runs.files import PROGRESS
-from anybatch.runs.progress import read_progress
+from anybatch.runs import evaluate, initial_policy, load_policy, read_progress
 from anybatch.training import train
+from demo_invariance import SEEDS, compare, configurations
 
 GAME = "procgen:bigfish-easy"
-"""What is trained on."""
+"""The environment."""
 STEPS = 150_000
-"""Environment steps."""
+"""Environment steps of training."""
 EPISODES = 64
 """Episodes of each evaluation."""
 
@@ -43,7 +43,7 @@ def main() -> int:
     before = evaluate(initial_policy(config, device="cpu"), episodes=EPISODES, seed=1)
     result = train(config, out)
     if result.interrupted:
-        print(f"stopped; go on with: anybatch resume {out}")
+        print(f"stopped; to continue: anybatch resume {out}")
         return 130
     after = evaluate(load_policy(out, device="cpu"), episodes=EPISODES, seed=1)
     curve = draw(out, before.mean, after.mean)
@@ -57,29 +57,28 @@ def main() -> int:
 
 
 def show_invariance(out: Path) -> None:
-    """Train a small task at two batch sizes, with the rules and without, and say how it went."""
-    from demo_invariance import SEEDS, compare, configurations
-
+    """Train a small task at two batch sizes, with the scaling rules and without, and print the returns."""
     configs, path = configurations(), out / "batch_sizes.png"
-    print(f"now the point of it: {len(configs)} times {len(SEEDS)} small runs at two batch sizes, under a minute")
+    print(f"the same training at two batch sizes: {len(configs)} times {len(SEEDS)} small runs, under a minute")
     print(f"final mean return, {compare(path, configs)}")
     print(f"curves: {path}")
 
 
 def draw(run_dir: Path, before: float, after: float) -> Path:
     """Draw a run's learning curve between its evaluations before and after; returns the PNG's path."""
-    progress = read_progress(run_dir / PROGRESS)
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    progress = read_progress(run_dir / "progress.csv")
+    steps = progress["env_steps"]
+    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    axes.plot(steps, progress["mean_episode_return"], color="#0072B2", label="last 100 training episodes")
+    axes.plot((0, steps[-1]), (before, after), "o", color="#D55E00", label=f"evaluation, {EPISODES} episodes")
+    axes.set(title=f"PPO-EWMA on {GAME}", xlabel="environment steps", ylabel="mean return")
+    axes.legend()
     path = run_dir / "learning_curve.png"
-    with figure(path) as axes:
-        axes.plot(
-            progress["env_steps"], progress["mean_episode_return"], color=BLUE, label="last 100 training episodes"
-        )
-        ends = (0, progress["env_steps"][-1])
-        axes.plot(ends, (before, after), "o", color=VERMILION, label=f"evaluation, {EPISODES} episodes")
-        axes.set_title(f"PPO-EWMA on {GAME}")
-        axes.set_ylabel("mean return")
-        axes.legend()
-        in_millions(axes)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
     return path
 
 

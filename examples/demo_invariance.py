@@ -1,68 +1,88 @@
-"""The second part of ``make demo``: the same task at 64 environments and at 4, with the rules and without."""
+"""The second part of ``make demo``: the same task at 64 environments and at 4, with the scaling rules and without."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 
-from anybatch.config.io import override
-from anybatch.config.schema import TrainConfig
-from anybatch.reproduce.plots import BLUE, SKY, VERMILION, figure, in_millions
-from anybatch.reproduce.results import Curve
-from anybatch.reproduce.run import curve_of
+from anybatch.config import TrainConfig, override
+from anybatch.presets import ppo_ewma
 from anybatch.reproduce.stacked import run_stacked
-from anybatch.reproduce.statistics import band
-from anybatch.reproduce.suites.laptop import laptop
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 
-TASK, DIVISOR, POINTS = "catch", 16, 20
+DIVISOR = 16
+"""Quotient of the two batch sizes."""
 SEEDS = tuple(range(5000, 5008))
 """Seeds of the runs of each configuration."""
+_POINTS, _COLORS = 50, ("#0072B2", "#56B4E9", "#D55E00")
 
 
 def configurations() -> dict[str, TrainConfig]:
-    """The default, and a smaller batch with the rules and without."""
-    default = laptop().invariance[TASK]
-    adjusted, _ = scale(default, DIVISOR)
+    """The tuned configuration, and a smaller batch with the rules and without."""
+    tuned = ppo_ewma(
+        "envpool:Catch-v0",
+        num_envs=64,
+        rollout_steps=32,
+        minibatches=8,
+        policy_epochs=1,
+        value_epochs=1,
+        objective="kl",
+        step_size=4e-2,
+        discount=0.99,
+        encoder="mlp",
+        architecture="dual",
+        model={"options": {"width": 32, "depth": 2}},
+        total_env_steps=40_000,
+        workers=1,
+        threads=1,
+        device="cpu",
+        tensorboard=False,
+        noise_scale=False,
+    )
+    adjusted, _ = scale(tuned, DIVISOR)
     small = adjusted.env.num_envs
     return {
-        f"{default.env.num_envs} environments": default,
+        f"{tuned.env.num_envs} environments": tuned,
         f"{small} environments, adjusted": adjusted,
-        f"{small} environments, not adjusted": override(default, {"num_envs": small}),
+        f"{small} environments, not adjusted": override(tuned, {"num_envs": small}),
     }
 
 
 def compare(path: Path, configs: Mapping[str, TrainConfig], seeds: tuple[int, ...] = SEEDS) -> str:
-    """Train every configuration with every seed, stacked; draw the curves, and say how they end.
+    """Train every configuration with every seed, and draw the curves.
 
     Args:
         path: the picture to write.
-        configs: configurations of one task by what they are called.
+        configs: configurations of one task, by the name in the legend.
         seeds: repetitions.
 
     Returns:
-        A sentence with the numbers.
+        The final mean returns.
     """
-    curves = {name: _train(config, seeds) for name, config in configs.items()}
-    with figure(path) as axes:
-        for (name, curve), color in zip(curves.items(), (BLUE, SKY, VERMILION), strict=False):
-            mean, deviation, _ = band(curve.values)
-            axes.plot(curve.steps, mean, color=color, label=name)
-            axes.fill_between(curve.steps, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
-        axes.set_title(f"PPO-EWMA on {laptop().labels[TASK]}, mean and deviation of {len(seeds)} seeds")
-        axes.set_ylabel("mean return")
-        axes.legend(loc="lower right")
-        in_millions(axes)
-    ends = {name: band(curve.values[:, -2:].mean(1)) for name, curve in curves.items()}
-    return "; ".join(f"{name}: {float(end.mean):.2f} ± {float(end.std):.2f}" for name, end in ends.items())
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    ends = []
+    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for (name, config), color in zip(configs.items(), _COLORS, strict=True):
+        steps = np.linspace(0, config.total_env_steps, _POINTS)
+        returns = _returns(config, seeds, steps)
+        mean, deviation = returns.mean(0), returns.std(0)
+        axes.plot(steps, mean, color=color, label=name)
+        axes.fill_between(steps, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
+        ends.append(f"{name}: {mean[-1]:.2f} ± {deviation[-1]:.2f}")
+    axes.set(title=f"PPO-EWMA on Catch, mean and deviation of {len(seeds)} seeds")
+    axes.set(xlabel="environment steps", ylabel="mean return of the last 100 episodes")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return "; ".join(ends)
 
 
-def _train(config: TrainConfig, seeds: tuple[int, ...]) -> Curve:
-    """Curves of one configuration; where a run is no longer finite its last value stands."""
-    rows = []
-    for result in run_stacked([config] * len(seeds), seeds):
-        values = curve_of(result.columns, config, "return", POINTS, diverged=False)
-        rows.append(np.nan_to_num(values, nan=float(laptop().ranges[TASK][0])))
-    return Curve(seeds, config.total_env_steps, np.array(rows))
+def _returns(config: TrainConfig, seeds: tuple[int, ...], steps: np.ndarray) -> np.ndarray:
+    """(seeds, points) returns after so many environment steps; a run that diverges keeps its last return."""
+    columns = [result.columns for result in run_stacked([config] * len(seeds), seeds)]
+    return np.array([np.interp(steps, x["env_steps"], x["mean_episode_return"]) for x in columns])

@@ -24,7 +24,7 @@ from torchrl.modules import ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from anybatch.distributed.collectives import moments
+from anybatch.distributed import moments
 from anybatch.integrations.torchrl import EwmaUpdate
 from anybatch.normalize import AdvantageNormalizer
 

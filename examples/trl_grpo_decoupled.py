@@ -32,7 +32,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from anybatch.distributed.collectives import moments
+from anybatch.distributed import moments
 from anybatch.integrations.token_objectives import Bound, Level, Mask, Truncate, importance_weights, token_clip_loss
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.proximal import EwmaProximal

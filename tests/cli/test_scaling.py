@@ -14,7 +14,7 @@ from anybatch.cli.main import main
 from anybatch.config.io import from_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg_ewma
-from anybatch.scaling.scale import rescale, scale
+from anybatch.scaling import rescale, scale
 
 CARTPOLE = ["--env.id", "gym:CartPole-v1", "--total-env-steps", "128", "--quiet"]
 TINY = [

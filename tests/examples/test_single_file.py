@@ -15,7 +15,7 @@ from anybatch.proximal import EwmaProximal
 from anybatch.runs import checkpoint
 from anybatch.runs.progress import read_progress
 from anybatch.sampling import numpy_policy
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 from ppo_ewma_single_file import Args, Ewma, parse, scaled, train
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ppo_ewma_single_file.py"

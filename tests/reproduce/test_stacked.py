@@ -17,7 +17,7 @@ from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.proximal import EwmaProximal, sum_of_powers
 from anybatch.reproduce.stacked import launch, read_result, result_path, run_stacked, shape_key
-from anybatch.reproduce.stacked.launch import stacks
+from anybatch.reproduce.stacked.launcher import stacks
 from anybatch.reproduce.stacked.normalizers import (
     StackedAdvantageNormalizer,
     StackedRewardNormalizer,

@@ -10,8 +10,8 @@ import pytest
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling import scale
 from anybatch.scaling.frameworks import translate
-from anybatch.scaling.scale import scale
 
 SMALL, _ = scale(ppo_ewma("gym:CartPole-v1", num_envs=16, steps=64), 8, adam_betas=True)
 # The fields of Args in CleanRL's ppo.py, from its repository (there is no package of it for current PyTorch).

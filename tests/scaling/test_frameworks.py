@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling import scale
 from anybatch.scaling.frameworks import FRAMEWORKS, translate
-from anybatch.scaling.scale import scale
 
 SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
 

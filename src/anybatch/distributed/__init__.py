@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anybatch.distributed.collectives import envs_per_worker, is_main, local_num_envs, rank, world_size
+from anybatch.distributed.collectives import envs_per_worker, is_main, local_num_envs, moments, rank, world_size
 from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "joined_process_group",
     "local_device",
     "local_num_envs",
+    "moments",
     "rank",
     "world_size",
 ]

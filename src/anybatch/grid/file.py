@@ -69,7 +69,7 @@ def _changed(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     config = override(base, changes)
     if divide_batch_by == 1:
         return config
-    from anybatch.scaling.scale import scale
+    from anybatch.scaling import scale
 
     return scale(config, divide_batch_by)[0]
 

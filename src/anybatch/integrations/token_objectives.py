@@ -5,13 +5,11 @@ number that the sum is divided by, is an argument without a default: each of the
 right for everybody. The names are those of :mod:`anybatch.objectives`: ``theta`` is trained, ``prox`` limits its
 speed, ``behav`` sampled the tokens. Everything is in fp32, and only ``theta`` carries a gradient.
 
-=========================== ==================================== =====================================
-level                       weight theta/behav of a completion   gradient of its logarithm
-=========================== ==================================== =====================================
-``token``                   one for each token                   that of the token's log-probability
-``sequence_product``        product over its tokens              sum over its tokens
-``sequence_geometric_mean`` that to the power of 1/length        mean over its tokens
-=========================== ==================================== =====================================
+| level | weight theta/behav of a completion | gradient of its logarithm |
+|---|---|---|
+| ``token`` | one for each token | that of the token's log-probability |
+| ``sequence_product`` | product over its tokens | sum over its tokens |
+| ``sequence_geometric_mean`` | that to the power of 1/length | mean over its tokens |
 
 The product is the importance weight of the whole completion, unbiased, with a variance that grows with its length. A
 token's own weight leaves out what came before it and the geometric mean shrinks every weight towards 1: both trade

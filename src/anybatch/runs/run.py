@@ -35,8 +35,8 @@ from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row
 from anybatch.runs.resharding import state_of, worker_entries
 from anybatch.sampling.rollout import Sampled
+from anybatch.scaling import table
 from anybatch.scaling.changes import Change
-from anybatch.scaling.scale import table
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _LONG_ITERATION_SECONDS = 3.0

@@ -5,6 +5,6 @@ from __future__ import annotations
 from anybatch.scaling.changes import Change
 from anybatch.scaling.conditions import validity
 from anybatch.scaling.findings import Finding
-from anybatch.scaling.scale import FIELDS, rescale, scale, table
+from anybatch.scaling.rescaling import FIELDS, rescale, scale, table
 
 __all__ = ["FIELDS", "Change", "Finding", "rescale", "scale", "table", "validity"]

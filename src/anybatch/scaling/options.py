@@ -1,4 +1,4 @@
-"""The scaling rules as command-line options; apart from :mod:`anybatch.scaling.scale`, which needs PyTorch to load."""
+"""The scaling rules as command-line options."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.style import NORMALIZED, panels
 from anybatch.reproduce.suites.suite import Cell, Figure, Suite
 from anybatch.reproduce.tables import markdown
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 
 
 def cells(suite: Suite) -> list[Cell]:

@@ -16,7 +16,7 @@ from anybatch.reproduce.statistics import band
 from anybatch.reproduce.style import LABELS, NORMALIZED, legend, panels
 from anybatch.reproduce.suites.suite import Cell, Figure, Suite
 from anybatch.reproduce.tables import markdown
-from anybatch.scaling.scale import rescale
+from anybatch.scaling import rescale
 
 RULES = ("paper", "fixed-minibatch", "none")
 COLORS = {"paper": BLUE, "fixed-minibatch": GREEN, "none": VERMILION}

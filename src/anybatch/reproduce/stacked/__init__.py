@@ -7,7 +7,7 @@ with R in front: (R, N, T) for a rollout, (R, B) for a minibatch, (R, P) for the
 
 from __future__ import annotations
 
-from anybatch.reproduce.stacked.launch import launch
+from anybatch.reproduce.stacked.launcher import launch
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked

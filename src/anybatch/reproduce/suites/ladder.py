@@ -8,7 +8,7 @@ from typing import Any
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.reproduce.suites.suite import Cell, Suite
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 
 RULES: dict[str, dict[str, Any]] = {
     "all": {},

@@ -13,7 +13,7 @@ from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import PRESETS
 from anybatch.reproduce.suites.suite import Cut, Suite, cut
-from anybatch.scaling.scale import scale
+from anybatch.scaling import scale
 
 LABELS = {
     "catch": "Catch",
