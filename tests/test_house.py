@@ -163,8 +163,22 @@ def test_map_names_every_folder_and_module() -> None:
 
 
 def test_paths_in_the_documentation_exist() -> None:
-    """Modules are named by their paths below the package in CONTRIBUTING, by their paths in the repository elsewhere."""
+    """Paths in code are relative to the repository or to the package."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     named = {path for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.(?:py|md))`", page.read_text())}
     assert named
     assert not [path for path in named if not (ROOT / path).exists() and not (PACKAGE / path).exists()]
+
+
+def test_readers_are_shown_imports_from_packages() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    shown = {
+        name: page.name
+        for page in (*pages, *(ROOT / "examples").glob("*.py"))
+        for name in re.findall(r"(?:from|import) (anybatch[.\w]*)", page.read_text())
+    }
+    public = {"anybatch", *(f"anybatch.{path.stem}" for path in PACKAGE.glob("[a-z]*.py"))}
+    public |= {".".join(init.parent.relative_to(PACKAGE.parent).parts) for init in INITS if exports(init)[0]}
+    public |= {f"anybatch.integrations.{path.stem}" for path in (PACKAGE / "integrations").glob("[a-z]*.py")}
+    assert "anybatch.scaling" in shown
+    assert set(shown) <= public, shown
