@@ -70,11 +70,11 @@ def draw(run_dir: Path, before: float, after: float) -> Path:
     from matplotlib import pyplot as plt
 
     progress = read_progress(run_dir / "progress.csv")
-    steps = progress["env_steps"]
-    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    steps = [x / 1000 for x in progress["env_steps"]]
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     axes.plot(steps, progress["mean_episode_return"], color="#0072B2", label="last 100 training episodes")
     axes.plot((0, steps[-1]), (before, after), "o", color="#D55E00", label=f"evaluation, {EPISODES} episodes")
-    axes.set(title=f"PPO-EWMA on {GAME}", xlabel="environment steps", ylabel="mean return")
+    axes.set(title=f"PPO-EWMA on {GAME}", xlabel="thousand environment steps", ylabel="mean return")
     axes.legend()
     path = run_dir / "learning_curve.png"
     figure.savefig(path, dpi=150)

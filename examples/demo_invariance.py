@@ -66,16 +66,16 @@ def compare(path: Path, configs: Mapping[str, TrainConfig], seeds: tuple[int, ..
     from matplotlib import pyplot as plt
 
     ends = []
-    figure, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for (name, config), color in zip(configs.items(), _COLORS, strict=True):
         steps = np.linspace(0, config.total_env_steps, _POINTS)
         returns = _returns(config, seeds, steps)
         mean, deviation = returns.mean(0), returns.std(0)
-        axes.plot(steps, mean, color=color, label=name)
-        axes.fill_between(steps, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
+        axes.plot(steps / 1000, mean, color=color, label=name)
+        axes.fill_between(steps / 1000, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
         ends.append(f"{name}: {mean[-1]:.2f} ± {deviation[-1]:.2f}")
     axes.set(title=f"PPO-EWMA on Catch, mean and deviation of {len(seeds)} seeds")
-    axes.set(xlabel="environment steps", ylabel="mean return of the last 100 episodes")
+    axes.set(xlabel="thousand environment steps", ylabel="mean return of the last 100 episodes")
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
     plt.close(figure)
