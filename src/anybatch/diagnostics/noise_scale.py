@@ -105,7 +105,6 @@ class NoiseScale:
         return {**scales, "gradient_correlation": correlation}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
         return {
             "signal": dict(self._signal),
             "noise": dict(self._noise),

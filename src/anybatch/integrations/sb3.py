@@ -37,7 +37,7 @@ except ModuleNotFoundError as error:
 
 
 class Memory:
-    """What outlives an iteration beside policy and optimiser: the proximal EWMA and the advantage moments."""
+    """The state of PPO-EWMA beside policy and optimiser: the proximal EWMA and the advantage moments."""
 
     def __init__(self, policy: ActorCriticPolicy, center_of_mass: float | None, span: float) -> None:
         """Start at the policy as it is; no average without a centre of mass."""
@@ -73,7 +73,6 @@ class Memory:
         self.normalizer = AdvantageNormalizer(self.normalizer.span)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a saved model keeps."""
         proximal = {} if self.proximal is None else self.proximal.state_dict()
         return {"proximal": proximal, "advantages": self.normalizer.state_dict()}
 

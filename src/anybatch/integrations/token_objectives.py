@@ -29,7 +29,7 @@ from anybatch.errors import ConfigError
 from anybatch.objectives import clipped_weight
 
 Level: TypeAlias = Literal["token", "sequence_product", "sequence_geometric_mean"]
-"""What is one sample: a token, or a completion with the product or the geometric mean of its tokens' weights."""
+"""One sample is a token, or a completion with the product or the geometric mean of its tokens' weights."""
 
 _LARGEST_EXPONENT = 60.0  # exp of this is finite in fp32
 
@@ -63,7 +63,7 @@ class Mask:
 
 
 Bound: TypeAlias = Truncate | Mask
-"""What happens to weights that are too large to be useful."""
+"""The treatment of weights that are too large to be useful."""
 
 
 def token_clip_loss(

@@ -61,7 +61,7 @@ class EwmaUpdate(TargetNetUpdater):
         self.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the loss module, which has the average."""
+        """The state beside that of the loss module, which holds the average."""
         return {**super().state_dict(), "terms": self.terms}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def image_layout(space: gym.Space[Any]) -> Layout | None:
-    """How an observation space lays out its images; None if it holds no images.
+    """The layout of the images of an observation space; None if it holds no images.
 
     A three-dimensional Box is an image: the last axis holds the channels if it has length 1, 3 or 4, else the first if
     it has, else the shorter of the two. A two-dimensional uint8 Box is a grey image. Nothing else is an image.

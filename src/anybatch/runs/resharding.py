@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a run's parts, and what one data-parallel worker restores from it.
+"""The parts of a run in a checkpoint, and the state that one data-parallel worker restores from it.
 
 Entries that all workers hold with the same bits are kept once, in the state of worker 0; the entries of each worker are
 kept beside them. With another number of workers the environments, and the data of each, are distributed again in their

@@ -20,7 +20,7 @@ Collect = Callable[[int], Rollout]
 """Samples one rollout with the present weights, given the iterations that these have been trained for."""
 
 NEW_EPISODES = "the environments' state cannot be saved: they start new episodes"
-"""What is said when a resumed run's environments begin anew."""
+"""Message of a resumed run whose environments begin anew."""
 
 
 class RolloutSource(Stateful, Protocol):
@@ -30,7 +30,7 @@ class RolloutSource(Stateful, Protocol):
         """The next rollout to train on; ``iteration`` is how many iterations the present weights were trained for."""
 
     def drain(self) -> Sampled:
-        """What was sampled since the last call."""
+        """Return the counts and episodes of what was sampled since the last call."""
 
     def close(self) -> bool:
         """Stop sampling; False if the environments hang in a step, and so must not be touched any more."""
@@ -63,7 +63,6 @@ class Synchronous:
         return self._collect(iteration)
 
     def drain(self) -> Sampled:
-        """What was sampled since the last call."""
         return self._sampler.episodes.drain()
 
     worker_keys: frozenset[str] = frozenset({"sampler"})
@@ -85,7 +84,6 @@ class Synchronous:
         return {"sampler": self._sampler.split(merged["sampler"], slot)}
 
     def close(self) -> bool:
-        """Nothing runs between two calls."""
         return True
 
 
@@ -117,7 +115,7 @@ class Delayed:
         return self._waiting.popleft()
 
     def drain(self) -> Sampled:
-        """What was sampled since the last call, warm-up included."""
+        """Return the counts and episodes of what was sampled since the last call, warm-up included."""
         return self._sampler.episodes.drain()
 
     worker_keys: frozenset[str] = frozenset({"sampler", "waiting"})
@@ -150,5 +148,4 @@ class Delayed:
         }
 
     def close(self) -> bool:
-        """Nothing runs between two calls."""
         return True
