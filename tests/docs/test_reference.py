@@ -20,7 +20,17 @@ PACKAGE = ROOT / "src/anybatch"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 CLASSES = {
-    node.name for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    node.name: node
+    for path in SOURCES
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.ClassDef)
+}
+PROTOCOL_ATTRIBUTES = {
+    ast.unparse(attribute.target)
+    for node in CLASSES.values()
+    if "Protocol" in map(ast.unparse, node.bases)
+    for attribute in node.body
+    if isinstance(attribute, ast.AnnAssign)
 }
 
 
@@ -60,8 +70,8 @@ def dotted(path: Path) -> str:
 def undocumented(tree: ast.Module, module: str, names: set[str] | None = None) -> Iterator[str]:
     """Public functions, classes and attributes without a docstring, and ``Args:`` that are not the arguments.
 
-    An attribute whose type is a class of the package is documented by that class; a method may go without a docstring
-    if its name and signature say everything.
+    An attribute is documented by the class of the package that is its type, or by the protocol that asks for it; a method
+    may go without a docstring if its name and signature say everything.
 
     Args:
         tree: the module.
@@ -98,7 +108,7 @@ def _undocumented(
     if isinstance(node, ast.ClassDef):
         for inner, after in itertools.zip_longest(node.body, node.body[1:]):
             name = defined_name(inner)
-            if name is None or name.startswith("_"):
+            if name is None or name.startswith("_") or name in PROTOCOL_ATTRIBUTES:
                 continue
             if isinstance(inner, DEFINITION):
                 yield from _undocumented(inner, f"{here}.{name}", inside=True)
