@@ -70,8 +70,8 @@ def dotted(path: Path) -> str:
 def undocumented(tree: ast.Module, module: str, names: set[str] | None = None) -> Iterator[str]:
     """Public functions, classes and attributes without a docstring, and ``Args:`` that are not the arguments.
 
-    An attribute is documented by the class of the package that is its type, or by the protocol that asks for it; a method
-    may go without a docstring if its name and signature say everything.
+    An attribute is documented by the class of the package that is its type, or by the protocol that asks for it. A
+    method may go without a docstring if its name and signature say everything.
 
     Args:
         tree: the module.
