@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from anybatch.reproduce.figures.adam_betas import VARIANTS, betas_tasks
-from anybatch.reproduce.figures.head_to_head import PAIRS, algorithm_tasks
-from anybatch.reproduce.figures.staleness import staleness_tasks
+from anybatch.reproduce.figures import adam_betas, head_to_head, staleness
 from anybatch.reproduce.figures.tests_table import effect_table
 from anybatch.reproduce.finals import batch_gap, difference, threshold
 from anybatch.reproduce.results import Results, ResultsFolder, read_results
+from anybatch.reproduce.statistics import Effect
 from anybatch.reproduce.style import LABELS
 from anybatch.reproduce.suites.ladder import ladder_tasks
 from anybatch.reproduce.suites.suite import Suite
 
 MAX_TASK_GAP, MAX_MEAN_GAP = 0.05, 0.02
 """Largest difference in final return between the largest and the smallest batch."""
-
-_TABLES = ("invariance", "linear-step", "staleness", "head-to-head", "adam-betas")
 
 
 class Claim(NamedTuple):
@@ -38,22 +37,16 @@ def claims(suite: Suite, results: Mapping[str, Results]) -> list[Claim]:
         results: results by figure; missing figures make no claims.
     """
     judged: list[Claim] = []
-    if "invariance" in results:
-        judged += _gap_claims(suite, results["invariance"])
-    if "invariance" in results and "linear-step" in results:
-        judged += _ablation_claims(suite, results["invariance"] | results["linear-step"])
-    if "staleness" in results:
-        judged += _staleness_claims(suite, results["staleness"])
-    if "head-to-head" in results:
-        judged += _ewma_claims(suite, results["head-to-head"])
-    if "invariance" in results and "adam-betas" in results:
-        judged += _betas_claims(suite, results["invariance"] | results["adam-betas"])
+    for figures, judge in _CLAIMS:
+        if all(name in results for name in figures):
+            judged += judge(suite, functools.reduce(operator.or_, (results[name] for name in figures)))
     return judged
 
 
 def claims_of(suite: Suite, folder: ResultsFolder) -> list[Claim]:
     """The claims that the tables in a folder support."""
-    return claims(suite, {name: read_results(folder.table(name)) for name in _TABLES if folder.table(name).exists()})
+    tables = {name for figures, _ in _CLAIMS for name in figures if folder.table(name).exists()}
+    return claims(suite, {name: read_results(folder.table(name)) for name in tables})
 
 
 def as_markdown(judged: list[Claim]) -> str:
@@ -78,45 +71,50 @@ def _ablation_claims(suite: Suite, results: Results) -> Iterator[Claim]:
     effects, needed, hypotheses = effect_table(suite, results)
     for variant, by_divisor in effects.items():
         divisor = max(by_divisor, key=lambda c: by_divisor[c].z)
-        size, z, _ = by_divisor[divisor]
+        test = by_divisor[divisor]
         yield Claim(
-            f"{LABELS[variant]}: significantly worse than all adjustments (p < 0.001; with "
-            f"{suite.batch_label(divisor)} effect {_test(size, z, needed)} for {hypotheses} hypotheses)",
-            z > needed,
+            f"{LABELS[variant]}: significantly worse than all adjustments (p < 0.001; effect with "
+            f"{suite.batch_label(divisor)}: {_numbers(test, needed)} for {hypotheses} hypotheses)",
+            test.z > needed,
         )
 
 
 def _staleness_claims(suite: Suite, results: Results) -> Iterator[Claim]:
-    tasks, largest = staleness_tasks(suite), suite.delays[-1]
+    tasks, delay = staleness.FIGURE.tasks(suite), suite.delays[-1]
     for other in ("recent", "behavior"):
-        size, z, _ = difference(suite, results, ("decoupled", largest), (other, largest), tasks)
-        yield Claim(
-            f"at a delay of {largest} iterations the decoupled objective is significantly better than "
-            f"{LABELS[other]} (p < 0.001; {_test(size, z, threshold(2))})",
-            z > threshold(2),
-        )
+        test = difference(suite, results, ("decoupled", delay), (other, delay), tasks)
+        text = f"at a delay of {delay} iterations the decoupled objective is significantly better than {LABELS[other]}"
+        yield _better(text, test, threshold(2))
 
 
 def _ewma_claims(suite: Suite, results: Results) -> Iterator[Claim]:
-    needed = threshold(len(PAIRS))
-    for ours, baseline in PAIRS:
-        size, z, _ = difference(suite, results, (ours, 1), (baseline, 1), algorithm_tasks(suite))
-        yield Claim(
-            f"{LABELS[ours]} is significantly better than {LABELS[baseline]} (p < 0.001; {_test(size, z, needed)})",
-            z > needed,
-        )
+    for ours, baseline in head_to_head.PAIRS:
+        test = difference(suite, results, (ours, 1), (baseline, 1), head_to_head.FIGURE.tasks(suite))
+        text = f"{LABELS[ours]} is significantly better than {LABELS[baseline]}"
+        yield _better(text, test, threshold(len(head_to_head.PAIRS)))
+
+
+def _better(text: str, test: Effect, needed: float) -> Claim:
+    return Claim(f"{text} (p < 0.001; {_numbers(test, needed)})", test.z > needed)
 
 
 def _betas_claims(suite: Suite, results: Results) -> Iterator[Claim]:
-    smallest, needed = suite.divisors[-1], threshold(len(VARIANTS), two_tailed=True)
-    for variant in VARIANTS:
-        size, z, _ = difference(suite, results, (variant, smallest), ("all", smallest), betas_tasks(suite))
-        yield Claim(
-            f"{LABELS[variant]}: no significant difference with {suite.batch_label(smallest)} (two-tailed p ≥ 0.001; "
-            f"{_test(size, z, needed)})",
-            abs(z) <= needed,
-        )
+    smallest, needed = suite.divisors[-1], threshold(len(adam_betas.VARIANTS), two_tailed=True)
+    for variant in adam_betas.VARIANTS:
+        test = difference(suite, results, (variant, smallest), ("all", smallest), adam_betas.FIGURE.tasks(suite))
+        text = f"{LABELS[variant]}: no significant difference with {suite.batch_label(smallest)}"
+        yield Claim(f"{text} (two-tailed p ≥ 0.001; {_numbers(test, needed)})", abs(test.z) <= needed)
 
 
-def _test(size: float, z: float, needed: float) -> str:
-    return f"{size:+.3f}, Z = {z:.2f}, needed {needed:.2f}"
+def _numbers(test: Effect, needed: float) -> str:
+    return f"{test.size:+.3f}, Z = {test.z:.2f}, needed {needed:.2f}"
+
+
+_CLAIMS: tuple[tuple[tuple[str, ...], Callable[[Suite, Results], Iterator[Claim]]], ...] = (
+    (("invariance",), _gap_claims),
+    (("invariance", "linear-step"), _ablation_claims),
+    (("staleness",), _staleness_claims),
+    (("head-to-head",), _ewma_claims),
+    (("invariance", "adam-betas"), _betas_claims),
+)
+"""Figures whose results are needed, and the function that judges the claims about them."""

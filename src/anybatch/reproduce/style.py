@@ -18,48 +18,31 @@ from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array, band
 from anybatch.reproduce.suites.suite import Suite
 
-LABELS: dict[str, str] = {
-    "all": "all adjustments",
-    "no-adam-step": "(a) step size not adjusted",
-    "no-advantage-norm": "(b) normalisation not adjusted",
-    "no-ewma-adjustment": "(c) EWMA not adjusted",
-    "no-ewma": "(d) no EWMA",
-    "no-policy-iterations": "(e) phase length not adjusted",
-    "kl-256": "no EWMA, KL penalty 256 times weaker",
-    "linear-step": "linear step size rule",
-    "beta2": "Adam's β2 also adjusted",
-    "both-betas": "Adam's β1 and β2 also adjusted",
-    "recent": "(a) old policy = recent policy",
-    "decoupled": "(b) decoupled objective",
-    "behavior": "(c) old policy = behaviour policy",
-    "ppo": "PPO",
-    "ppo-ewma": "PPO-EWMA",
-    "ppg": "PPG",
-    "ppg-ewma": "PPG-EWMA",
-    "paper": "the paper's rules",
-    "fixed-minibatch": "fixed minibatch size",
-    "none": "no adjustment",
+_VARIANTS = {
+    "all": ("all adjustments", plots.BLUE),
+    "no-adam-step": ("(a) step size not adjusted", plots.VERMILION),
+    "no-advantage-norm": ("(b) normalisation not adjusted", plots.GREEN),
+    "no-ewma-adjustment": ("(c) EWMA not adjusted", plots.ORANGE),
+    "no-ewma": ("(d) no EWMA", plots.PURPLE),
+    "no-policy-iterations": ("(e) phase length not adjusted", plots.SKY),
+    "linear-step": ("linear step size rule", plots.YELLOW),
+    "kl-256": ("no EWMA, KL penalty 256 times weaker", plots.BLACK),
+    "beta2": ("Adam's β2 also adjusted", plots.GREEN),
+    "both-betas": ("Adam's β1 and β2 also adjusted", plots.ORANGE),
+    "recent": ("(a) old policy = recent policy", plots.VERMILION),
+    "decoupled": ("(b) decoupled objective", plots.BLUE),
+    "behavior": ("(c) old policy = behaviour policy", plots.GREEN),
+    "ppo": ("PPO", plots.SKY),
+    "ppo-ewma": ("PPO-EWMA", plots.BLUE),
+    "ppg": ("PPG", plots.ORANGE),
+    "ppg-ewma": ("PPG-EWMA", plots.VERMILION),
+    "paper": ("the paper's rules", plots.BLUE),
+    "fixed-minibatch": ("fixed minibatch size", plots.GREEN),
+    "none": ("no adjustment", plots.VERMILION),
 }
+LABELS: dict[str, str] = {name: label for name, (label, _) in _VARIANTS.items()}
 """Names of the variants in figures, tables and claims."""
-
-COLORS: dict[str, str] = {
-    "all": plots.BLUE,
-    "no-adam-step": plots.VERMILION,
-    "no-advantage-norm": plots.GREEN,
-    "no-ewma-adjustment": plots.ORANGE,
-    "no-ewma": plots.PURPLE,
-    "kl-256": plots.BLACK,
-    "recent": plots.VERMILION,
-    "decoupled": plots.BLUE,
-    "behavior": plots.GREEN,
-    "ppo": plots.SKY,
-    "ppo-ewma": plots.BLUE,
-    "ppg": plots.ORANGE,
-    "ppg-ewma": plots.VERMILION,
-    "paper": plots.BLUE,
-    "fixed-minibatch": plots.GREEN,
-    "none": plots.VERMILION,
-}
+COLORS: dict[str, str] = {name: color for name, (_, color) in _VARIANTS.items()}
 """Colour of a variant in every figure. Batch sizes and delays are shades of :func:`gradient`."""
 
 NORMALIZED = "normalised return"

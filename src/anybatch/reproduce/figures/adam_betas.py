@@ -16,19 +16,14 @@ VARIANTS = ("beta2", "both-betas")
 """Decay rates that are adjusted."""
 
 
-def betas_tasks(suite: Suite) -> tuple[str, ...]:
-    """Tasks on which the decay rates are varied."""
-    return tuple(task for task in suite.betas if task in suite.invariance)
-
-
 def runs(suite: Suite) -> list[RunGroup]:
     """Both variants at every smaller batch."""
-    return [group for variant in VARIANTS for group in ladder(suite, variant, suite.divisors[1:], betas_tasks(suite))]
+    return [group for variant in VARIANTS for group in ladder(suite, variant, suite.divisors[1:], FIGURE.tasks(suite))]
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw a row of panels for each task: no further adjustment, β2, both; the legend names the tasks."""
-    tasks = betas_tasks(suite)
+    tasks = FIGURE.tasks(suite)
     content = [
         Panel(LABELS[variant], (task,), batch_lines(suite, results, variant, task))
         for task in tasks
@@ -40,7 +35,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """Final returns at the smallest batch; tests are two-tailed, as a difference in either direction would count."""
-    smallest, tasks = suite.divisors[-1], betas_tasks(suite)
+    smallest, tasks = suite.divisors[-1], FIGURE.tasks(suite)
     needed = threshold(len(VARIANTS), two_tailed=True)
     baseline = final_returns(suite, results, "all", smallest, tasks)
     rows = [[LABELS["all"], *means_by_task(baseline), "", ""]]
@@ -64,7 +59,7 @@ FIGURE = Figure(
     name="adam-betas",
     paper="appendix D",
     about="Adam's β2, or β1 and β2, adjusted as well",
-    tasks=betas_tasks,
+    tasks=lambda suite: tuple(task for task in suite.betas if task in suite.invariance),
     draw=draw,
     summary=summary,
     runs=runs,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import PRESETS
-from anybatch.reproduce.figures.head_to_head import algorithm_tasks
 from anybatch.reproduce.plots import BLACK, BLUE, ORANGE
 from anybatch.reproduce.results import Curve, Results
 from anybatch.reproduce.style import LABELS, panels
@@ -61,7 +59,7 @@ def measure(suite: Suite) -> Results:
 
     Point k of the curve is round k in seconds; round 0 is a warm-up.
     """
-    task = algorithm_tasks(suite)[0]
+    task = _task(suite)
     built = {name: build(configs[task], seed=1) for name, configs in suite.algorithms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in built}
     try:
@@ -97,19 +95,34 @@ def one_phase(run: Components) -> None:
             pass
 
 
+def increases(suite: Suite, results: Results) -> dict[str, tuple[float, float, float, float]]:
+    """Relative increases of the cost by algorithm: computed, the paper's computed, measured, the paper's measured."""
+    rows = {}
+    for name, (paper_computed, paper_measured) in PAPER.items():
+        baseline = name.removesuffix("-ewma")
+        ours, without = (
+            statistics.median(results[n, _task(suite), 1].values[0, 1:].tolist()) for n in (name, baseline)
+        )
+        computed = computed_increase(PRESETS[name](), PRESETS[baseline]())
+        rows[name] = computed, paper_computed, ours / without - 1, paper_measured
+    return rows
+
+
+def _task(suite: Suite) -> str:
+    """The task that the algorithms are timed on."""
+    return next(iter(suite.algorithms["ppo"]))
+
+
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw computed and measured increases as bars, the paper's as lines."""
     path = folder / "cost.png"
+    computed, paper_computed, measured, paper_measured = 100 * np.array([*increases(suite, results).values()]).T
     with panels(path, 1, width=4.6, height=3.0) as (axis,):
-        for k, row in enumerate(_increases(suite, results).values()):
-            label = k == 0
-            for offset, ours, paper, color, name in (
-                (-0.2, row.computed, row.paper_computed, BLUE, "computed"),
-                (0.2, row.measured, row.paper_measured, ORANGE, "measured here"),
-            ):
-                axis.bar(k + offset, 100 * ours, 0.36, color=color, label=name if label else None)
-                edges = k + offset - 0.2, k + offset + 0.2
-                axis.hlines(100 * paper, *edges, color=BLACK, label="the paper's" if label and offset > 0 else None)
+        left, right = np.arange(len(PAPER)) - 0.2, np.arange(len(PAPER)) + 0.2
+        axis.bar(left, computed, 0.36, color=BLUE, label="computed")
+        axis.bar(right, measured, 0.36, color=ORANGE, label="measured here")
+        axis.hlines(paper_computed, left - 0.2, left + 0.2, color=BLACK, label="the paper's")
+        axis.hlines(paper_measured, right - 0.2, right + 0.2, color=BLACK)
         axis.set_xticks(range(len(PAPER)), [LABELS[name] for name in PAPER])
         axis.set_ylabel("increase by the EWMA (%)")
         axis.axhline(0, color="0.2", linewidth=0.8)
@@ -118,39 +131,16 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     return [path]
 
 
-class _Increase(NamedTuple):
-    """Relative increases of the cost by the EWMA."""
-
-    computed: float
-    paper_computed: float
-    measured: float
-    paper_measured: float
-
-
-def _increases(suite: Suite, results: Results) -> dict[str, _Increase]:
-    task = algorithm_tasks(suite)[0]
-    increases = {}
-    for name, (paper_computed, paper_measured) in PAPER.items():
-        baseline = name.removesuffix("-ewma")
-        ours, without = (statistics.median(results[n, task, 1].values[0, 1:].tolist()) for n in (name, baseline))
-        computed = computed_increase(PRESETS[name](), PRESETS[baseline]())
-        increases[name] = _Increase(computed, paper_computed, ours / without - 1, paper_measured)
-    return increases
-
-
 def summary(suite: Suite, results: Results) -> list[str]:
     """Computed and measured increases beside the paper's."""
-    rows = [[LABELS[name], *(f"{x:+.1%}" for x in row)] for name, row in _increases(suite, results).items()]
-    task = algorithm_tasks(suite)[0]
-    ppo, ppg = (
-        computed_increase(suite.algorithms[name][task], suite.algorithms[name.removesuffix("-ewma")][task])
-        for name in PAPER
-    )
+    rows = [[LABELS[name], *(f"{x:+.1%}" for x in row)] for name, row in increases(suite, results).items()]
+    configs = {name: by_task[_task(suite)] for name, by_task in suite.algorithms.items()}
+    ppo, ppg = (computed_increase(configs[name], configs[name.removesuffix("-ewma")]) for name in PAPER)
     return [
         "Increase of the cost by the EWMA. Computed: from the number of network passes with the paper's "
         "hyperparameters, without the environment. Measured: processor time on "
-        f"{suite.labels[task]} with this suite's networks and hyperparameters, with the environment; there the passes "
-        f"alone would add {ppo:.1%} to PPO and {ppg:.1%} to PPG.",
+        f"{suite.labels[_task(suite)]} with this suite's networks and hyperparameters, with the environment; there the "
+        f"passes alone would add {ppo:.1%} to PPO and {ppg:.1%} to PPG.",
         markdown(["increase", "computed", "the paper's", "measured", "the paper's"], rows),
     ]
 
@@ -159,8 +149,8 @@ FIGURE = Figure(
     name="cost",
     paper="section 5.3",
     about="cost of the EWMA, computed and measured",
-    tasks=algorithm_tasks,
+    tasks=lambda suite: tuple(suite.algorithms["ppo"]),
+    measure=measure,
     draw=draw,
     summary=summary,
-    measure=measure,
 )

@@ -16,11 +16,6 @@ from anybatch.reproduce.tables import markdown
 from anybatch.scaling import scale
 
 
-def grid_tasks(suite: Suite) -> tuple[str, ...]:
-    """The task of the grid."""
-    return (suite.grid,) if suite.grid in suite.invariance else ()
-
-
 def runs(suite: Suite) -> list[RunGroup]:
     """Every pair of factors: the variant divides the centre of mass, x multiplies the KL coefficient."""
     config = scale(suite.invariance[suite.grid], suite.divisors[-1])[0]
@@ -96,7 +91,7 @@ FIGURE = Figure(
     name="ewma-grid",
     paper="appendix G",
     about="centre of mass and KL coefficient varied at the smallest batch",
-    tasks=grid_tasks,
+    tasks=lambda suite: (suite.grid,) if suite.grid in suite.invariance else (),
     draw=draw,
     summary=summary,
     runs=runs,

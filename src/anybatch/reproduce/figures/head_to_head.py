@@ -17,11 +17,6 @@ PAIRS = (("ppo-ewma", "ppo"), ("ppg-ewma", "ppg"))
 """Algorithms with an EWMA, and the same without."""
 
 
-def algorithm_tasks(suite: Suite) -> tuple[str, ...]:
-    """Tasks that all four algorithms are trained on."""
-    return tuple(suite.algorithms["ppo"])
-
-
 def runs(suite: Suite) -> list[RunGroup]:
     """Every algorithm on every task."""
     return [
@@ -33,7 +28,7 @@ def runs(suite: Suite) -> list[RunGroup]:
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw mean curves beside the differences by environment, and curves by environment."""
-    path, tasks = folder / "head-to-head.png", algorithm_tasks(suite)
+    path, tasks = folder / "head-to-head.png", FIGURE.tasks(suite)
     lines = [style.Line(name, 1, style.LABELS[name], style.COLORS[name]) for name in suite.algorithms]
     with style.panels(path, 2, width=4.2, height=3.0) as (curves, bars):
         style.draw_panel(curves, suite, results, style.Panel("", tasks, lines))
@@ -60,7 +55,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """Differences between the algorithms with and without EWMA, and their tests."""
-    tasks, needed = algorithm_tasks(suite), threshold(len(PAIRS))
+    tasks, needed = FIGURE.tasks(suite), threshold(len(PAIRS))
     rows, sentences = [], []
     for ours, baseline in PAIRS:
         a, b = (final_returns(suite, results, name, 1, tasks) for name in (ours, baseline))
@@ -89,7 +84,7 @@ FIGURE = Figure(
     name="head-to-head",
     paper="figure 4",
     about="PPO, PPO-EWMA, PPG and PPG-EWMA at the default batch size",
-    tasks=algorithm_tasks,
+    tasks=lambda suite: tuple(suite.algorithms["ppo"]),
     draw=draw,
     summary=summary,
     runs=runs,

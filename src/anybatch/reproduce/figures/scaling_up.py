@@ -24,11 +24,6 @@ NOISE = "noise-scale"
 """Variant whose runs estimate the noise scale."""
 
 
-def scaling_tasks(suite: Suite) -> tuple[str, ...]:
-    """Tasks that are scaled up."""
-    return tuple(suite.scaling_up)
-
-
 def runs(suite: Suite) -> list[RunGroup]:
     """Every multiple of the default under every rule, and runs at the default that estimate the noise scale."""
     groups = []
@@ -60,7 +55,7 @@ def noise_scale(results: Results, task: str) -> float:
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw the final return against the samples of a gradient step, with the noise scale."""
-    path, tasks = folder / "scaling-up.png", scaling_tasks(suite)
+    path, tasks = folder / "scaling-up.png", FIGURE.tasks(suite)
     with style.panels(path, len(tasks), width=4.0, height=3.0) as axes:
         for axis, task in zip(axes, tasks, strict=True):
             config = suite.scaling_up[task]
@@ -103,7 +98,7 @@ FIGURE = Figure(
     name="scaling-up",
     paper="beyond the paper",
     about="up to 16 times the environments under three rules, and the noise scale",
-    tasks=scaling_tasks,
+    tasks=lambda suite: tuple(suite.scaling_up),
     draw=draw,
     summary=summary,
     runs=runs,

@@ -21,11 +21,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 """Panels (a), (b) and (c): pi_recent for both, pi_recent as proximal and pi_behav for importance, pi_behav for both."""
 
 
-def staleness_tasks(suite: Suite) -> tuple[str, ...]:
-    """Tasks of the staleness experiment."""
-    return tuple(suite.staleness)
-
-
 def runs(suite: Suite) -> list[RunGroup]:
     """Every delay with every objective; without delay the three are the same run."""
     groups = []
@@ -40,7 +35,7 @@ def runs(suite: Suite) -> list[RunGroup]:
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw mean curves with the final returns beside them, and curves by environment."""
-    path, tasks = folder / "staleness.png", staleness_tasks(suite)
+    path, tasks = folder / "staleness.png", FIGURE.tasks(suite)
     with style.panels(path, 2, 2) as axes:
         for axis, objective in zip(axes, OBJECTIVES, strict=False):
             style.draw_panel(
@@ -84,7 +79,7 @@ def _draw_final_returns(axis: Any, suite: Suite, results: Results, tasks: Sequen
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """Final returns by delay, and tests of the decoupled objective at the largest delay."""
-    tasks, largest = staleness_tasks(suite), suite.delays[-1]
+    tasks, largest = FIGURE.tasks(suite), suite.delays[-1]
     rows = []
     for label, chosen in (*((suite.labels[task], (task,)) for task in tasks), ("mean", tasks)):
         for objective in OBJECTIVES:
@@ -106,7 +101,7 @@ FIGURE = Figure(
     name="staleness",
     paper="figure 1",
     about="PPO on stale data: three objectives at every delay",
-    tasks=staleness_tasks,
+    tasks=lambda suite: tuple(suite.staleness),
     draw=draw,
     summary=summary,
     runs=runs,

@@ -11,25 +11,12 @@ from anybatch.envs.procgen import NORMALIZATION
 from anybatch.presets import PRESETS
 from anybatch.reproduce.suites.suite import Cut, Suite, change, cut, shortened
 
-GAMES: dict[str, str] = {
-    "coinrun": "CoinRun",
-    "starpilot": "StarPilot",
-    "caveflyer": "CaveFlyer",
-    "dodgeball": "Dodgeball",
-    "fruitbot": "FruitBot",
-    "chaser": "Chaser",
-    "miner": "Miner",
-    "jumper": "Jumper",
-    "leaper": "Leaper",
-    "maze": "Maze",
-    "bigfish": "BigFish",
-    "heist": "Heist",
-    "climber": "Climber",
-    "plunder": "Plunder",
-    "ninja": "Ninja",
-    "bossfight": "BossFight",
-}
-"""In the order of figure 3."""
+_NAMES = (
+    "CoinRun", "StarPilot", "CaveFlyer", "Dodgeball", "FruitBot", "Chaser", "Miner", "Jumper",
+    "Leaper", "Maze", "BigFish", "Heist", "Climber", "Plunder", "Ninja", "BossFight",
+)  # fmt: skip
+GAMES: dict[str, str] = {name.lower(): name for name in _NAMES}
+"""Names in figures, in the order of figure 3."""
 
 SCALING_UP_GAMES = ("coinrun", "starpilot", "bigfish", "heist")
 
