@@ -1,4 +1,4 @@
-"""Grids: real runs in processes; what is done is skipped, what was interrupted goes on."""
+"""Grids: real runs in processes; finished runs are skipped, interrupted ones resumed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.grid.job import finished, go_on, last_row
-from anybatch.grid.runner import Job, Outcome, plan, run_grid
+from anybatch.grid.job import Job, Outcome
+from anybatch.grid.run_folder import finished, last_row, train_or_resume
+from anybatch.grid.runner import plan, run_grid
 from anybatch.presets import ppo
 from anybatch.training import train
 
@@ -37,22 +39,31 @@ def small(iterations: int = 2, **changes: Any) -> TrainConfig:
     )
 
 
+EARLY = -1000
+
+
+def write_run(outcome: Outcome, fraction: float) -> None:
+    """Write the last row and the checkpoint of a run that has done a fraction of its environment steps."""
+    steps = int(outcome.job.config.total_env_steps * fraction)
+    (outcome.folder / "progress.csv").write_text(f"iteration,env_steps,mean_episode_return\n2,{steps},1.5\n")
+    (outcome.folder / "checkpoints").mkdir(exist_ok=True)
+    (outcome.folder / "checkpoints" / "iteration-000000002.ckpt").touch()
+
+
 class Scripted:
-    """A launcher whose runs end as they are told to: with exit codes, one for each start."""
+    """A launcher whose runs end with given exit codes, one for each start; EARLY is exit code 0 in the middle."""
 
     def __init__(self, processes: int, ends: dict[int, list[int]]) -> None:
         self.processes = processes
         self.ends = ends
-        self.running = 0
         self.most = 0
-        self.started: list[tuple[int, int]] = []
         self.slots: set[int] = set()
+        self.killed = 0
 
     def start(self, outcome: Outcome, slot: int) -> Any:
         assert slot not in self.slots and slot < self.processes
         self.slots.add(slot)
         self.most = max(self.most, len(self.slots))
-        self.started.append((outcome.job.seed, slot))
         code = self.ends[outcome.job.seed].pop(0)
         (outcome.folder / "log.txt").write_text("begins\nanybatch: it broke\n\n")
         launcher = self
@@ -65,11 +76,14 @@ class Scripted:
                 if self.polls < 2:
                     return None
                 launcher.slots.discard(slot)
-                return code
+                if code in (0, EARLY):
+                    write_run(outcome, 1.0 if code == 0 else 0.5)
+                return 0 if code == EARLY else code
 
             def stop(self) -> None: ...
 
-            def kill(self) -> None: ...
+            def kill(self) -> None:
+                launcher.killed += 1
 
         return Run()
 
@@ -80,18 +94,19 @@ class Scripted:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(processes: int, ends: dict[int, list[int]]) -> Scripted:
         launcher = Scripted(processes, ends)
-        monkeypatch.setattr("anybatch.grid.launchers.make_launcher", lambda *_: launcher)
+        monkeypatch.setattr(grid, "make_launcher", lambda *_: launcher)
         monkeypatch.setattr(grid, "_POLL_SECONDS", 0.001)
         return launcher
 
     return use
 
 
-def test_restarts_are_bounded_and_failures_are_told(
+def test_restarts_are_bounded_and_failures_are_reported(
     scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launcher = scripted(2, {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0]})
-    result = run_grid([(small(), seed) for seed in range(5)], tmp_path, restarts=2)
+    ends = {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0], 5: [EARLY, 0], 6: [EARLY] * 3}
+    launcher = scripted(2, ends)
+    result = run_grid([(small(), seed) for seed in range(7)], tmp_path, restarts=2)
     assert launcher.most == 2
     assert [(o.status, o.starts) for o in result.outcomes] == [
         ("done", 1),
@@ -99,13 +114,16 @@ def test_restarts_are_bounded_and_failures_are_told(
         ("failed", 3),  # started again twice, and no more
         ("failed", 1),  # bad input stays bad
         ("done", 3),
+        ("done", 2),  # exit code 0 before the last environment step is not the end
+        ("failed", 3),
     ]
     assert result.exit_code == 1
     assert result.outcomes[2].error == "anybatch: it broke (exit code 1)"
-    said = capsys.readouterr().err
-    assert said.count("failed runs") == 1
-    assert "5 runs: 3 done, 2 failed" in said
-    assert "killed by signal 9" in said
+    assert result.outcomes[6].error.endswith("(ended early, after 16 of 32 environment steps)")
+    printed = capsys.readouterr().err
+    assert printed.count("failed runs") == 1
+    assert "7 runs: 4 done, 3 failed" in printed
+    assert "killed by signal 9" in printed
 
 
 def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(scripted: Any, tmp_path: Path) -> None:
@@ -119,6 +137,52 @@ def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(sc
         with pytest.raises(ConfigError, match=words):
             run_grid(jobs, tmp_path / "other", quiet=True)
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_names_that_look_like_markup_are_shown_as_they_are(
+    terminal: bool, scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(1, {0: [1]})
+    monkeypatch.setattr("anybatch.grid.display._REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    result = run_grid([Job(small(), 0, "a [/b] [red]c")], tmp_path, restarts=0)
+    assert result.outcomes[0].status == "failed"
+    assert "a [/b] [red]c" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_error_in_the_grid_leaves_no_run_behind(
+    scripted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = scripted(2, {0: [0], 1: [0]})
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("the display broke")
+
+    monkeypatch.setattr("anybatch.grid.display._NoDisplay.update", broken)
+    with pytest.raises(RuntimeError, match="the display broke"):
+        run_grid([(small(), 0), (small(), 1)], tmp_path, quiet=True)
+    assert launcher.killed == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel signals the runs")
+def test_runs_end_when_the_grid_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(to_yaml(small(10**6)))
+    (tmp_path / "grid.yaml").write_text("base: base.yaml\n")
+    command = [sys.executable, "-m", "anybatch", "grid", str(tmp_path / "grid.yaml"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    folder = plan([(small(10**6), 0)], tmp_path / "out")[0].folder
+    wait_for(lambda: bool(last_row(folder)))
+    process.kill()
+    process.wait()
+    wait_for(lambda: "anybatch resume" in (folder / "log.txt").read_text(), seconds=10)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
 
 
 def test_runs_are_the_runs_of_train_and_done_ones_are_skipped(tmp_path: Path) -> None:
@@ -135,30 +199,30 @@ def test_runs_are_the_runs_of_train_and_done_ones_are_skipped(tmp_path: Path) ->
     assert [outcome.starts for outcome in again.outcomes] == [0, 0]
     assert again.exit_code == 0
     index = (tmp_path / "grid" / "grid.csv").read_text().splitlines()
-    assert len(index) == 3 and index[1].split(",")[1:5] == ['"a"', "1", "done", "32"]
+    assert len(index) == 3 and index[1].split(",")[1:5] == ["a", "1", "done", "32"]
 
 
-def test_go_on_from_whatever_is_there(tmp_path: Path) -> None:
+def test_train_or_resume_whatever_is_there(tmp_path: Path) -> None:
     config, out = small(4), tmp_path / "run"
     assert not finished(out, config)
-    first = go_on(config, out, 3, quiet=True)
+    first = train_or_resume(config, out, 3, quiet=True)
     train(config, tmp_path / "alone", 3, quiet=True)
     assert (out / "progress.csv").read_text().splitlines()[-1].split(",")[0] == "4"
     assert finished(out, config) and not finished(out, replace(config, total_env_steps=1000))
     written = (out / "progress.csv").stat().st_mtime_ns
-    assert go_on(config, out, 3, quiet=True).env_steps == first.env_steps == 64
+    assert train_or_resume(config, out, 3, quiet=True).env_steps == first.env_steps == 64
     assert (out / "progress.csv").stat().st_mtime_ns == written  # nothing was trained
     for other, seed in ((small(5), 3), (config, 4)):
         with pytest.raises(ConfigError, match="another configuration or seed"):
-            go_on(other, out, seed, quiet=True)
+            train_or_resume(other, out, seed, quiet=True)
     # killed between its last row and its last checkpoint; killed before its first checkpoint
     shutil.copytree(out, tmp_path / "late")
     (tmp_path / "late" / "checkpoints" / "iteration-000000004.ckpt").unlink()
     assert not finished(tmp_path / "late", config)
-    assert go_on(config, tmp_path / "late", 3, quiet=True).env_steps == 64
+    assert train_or_resume(config, tmp_path / "late", 3, quiet=True).env_steps == 64
     shutil.copytree(out, tmp_path / "early")
     shutil.rmtree(tmp_path / "early" / "checkpoints")
-    assert go_on(config, tmp_path / "early", 3, quiet=True).env_steps == 64
+    assert train_or_resume(config, tmp_path / "early", 3, quiet=True).env_steps == 64
     assert finished(tmp_path / "late", config) and finished(tmp_path / "early", config)
 
 
@@ -168,8 +232,8 @@ def test_two_processes_never_train_one_run(tmp_path: Path) -> None:
     with open(tmp_path / "lock", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another process is training"):
-            go_on(small(), tmp_path, 0, quiet=True)
-    assert go_on(small(), tmp_path, 0, quiet=True).env_steps == 32
+            train_or_resume(small(), tmp_path, 0, quiet=True)
+    assert train_or_resume(small(), tmp_path, 0, quiet=True).env_steps == 32
 
 
 def test_last_row_survives_a_kill(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``anybatch reproduce`` and ``anybatch report`` from end to end, on hardly a step of everything."""
+"""``anybatch reproduce`` and ``anybatch report`` from end to end, with few steps of everything."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(FIGURES) and len(lines) == 10
+    assert "figure2, figure3" in lines[1] and "table5" in lines[5]
 
 
 def test_dry_run_says_what_the_paper_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,6 +31,8 @@ def test_dry_run_says_what_the_paper_takes(capsys: pytest.CaptureFixture[str]) -
     assert cells[1:3] == ["1,104", "110.4G"]
     # PPG takes 4.4 times as long as PPO and PPG-EWMA 4.5 times: (d) at 5 batches and the reference are PPG's, 17 not
     assert float(cells[3].replace(",", "")) == pytest.approx((6 * 4.4 + 17 * 4.5) * 48 * 1e8 / 1000 / 3600, rel=1e-3)
+    assert main(["reproduce", "run", "figure2", *command[3:], "--steps-per-second", "1000"]) == 0
+    assert capsys.readouterr().out == text
     assert main([*command, "--games", "heist", "maze", "--seeds", "1", "--steps", "1000000"]) == 0
     assert "| 46 |" in re.sub(" +", " ", capsys.readouterr().out)
 
@@ -38,7 +41,7 @@ def test_dry_run_says_what_the_paper_takes(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "words"),
     [
         (["reproduce", "paint"], "reproduce needs one of list, run, status, draw, not 'paint'"),
-        (["reproduce", "run", "figure-1"], "figure is 'figure-1', but must be all or one of staleness"),
+        (["reproduce", "run", "figure-19"], "figure is 'figure-19', but must be all, one of staleness"),
         (["reproduce", "run", "all", "--games", "pong"], "games is 'pong', but must be among"),
         (["reproduce", "run", "all", "--seeds", "0", "--dry-run"], "seeds is 0, but must be at least 1"),
         (["reproduce", "run", "all", "--dry-run", "--steps-per-second", "0"], "steps-per-second is 0"),

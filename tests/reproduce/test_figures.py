@@ -1,4 +1,4 @@
-"""Suites, run lists, curves and what is computed from them, without training."""
+"""Suites, run lists, curves and numbers computed from them, without training."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from anybatch.reproduce.estimate import estimate, kept_bytes, relative_cost
 from anybatch.reproduce.figures.cost import computed_increase, passes
 from anybatch.reproduce.figures.ewma_grid import paper_layout
 from anybatch.reproduce.figures.invariance import KL_REFERENCE, signed_root
-from anybatch.reproduce.figures.scaling_up import larger
+from anybatch.reproduce.figures.scaling_up import scaled_up
 from anybatch.reproduce.figures.staleness import OBJECTIVES
-from anybatch.reproduce.finals import effect, final, gap
-from anybatch.reproduce.manifest import without_out
+from anybatch.reproduce.finals import ablation_effect, batch_gap, final_returns
 from anybatch.reproduce.registry import FIGURES, SUITES, figures_of
-from anybatch.reproduce.report import markdown_to_html
 from anybatch.reproduce.results import (
     Curve,
     Key,
     Results,
-    filled,
-    mean_between,
-    mean_of_line,
+    curve_points,
+    fill_gaps,
+    interval_means,
+    mean_returns,
     read_results,
     write_results,
 )
-from anybatch.reproduce.run import curve_of
-from anybatch.reproduce.suites.suite import Cut, Suite, cut, work_of
+from anybatch.reproduce.style import COLORS, LABELS
+from anybatch.reproduce.suites.suite import Cut, Suite, cut, required_runs
 
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
@@ -43,19 +42,19 @@ LAPTOP = SUITES["laptop", "full"]()
 def test_every_run_is_valid(name: tuple[str, str]) -> None:
     suite = SUITES[name]()
     for figure in FIGURES.values():
-        for cell in figure.cells(suite):
-            validate(cell.config)
-            assert cell.task in suite.ranges and cell.task in suite.labels
-        keys = [(cell.variant, cell.task, cell.x) for cell in figure.cells(suite)]
+        for group in figure.runs(suite):
+            validate(group.config)
+            assert group.task in suite.ranges and group.task in suite.labels
+        keys = [(group.variant, group.task, group.x) for group in figure.runs(suite)]
         assert len(set(keys)) == len(keys), figure.name
 
 
 def test_procgen_ladder_is_appendix_b() -> None:
-    cells = {cell.x: cell.config for cell in FIGURES["invariance"].cells(PROCGEN) if cell.variant == "all"}
-    shape = {c: (config.workers, config.env.num_envs // config.workers) for c, config in cells.items()}
+    groups = {group.x: group.config for group in FIGURES["invariance"].runs(PROCGEN) if group.variant == "all"}
+    shape = {c: (config.workers, config.env.num_envs // config.workers) for c, config in groups.items()}
     # workers from 4 to 1, then 64, 16, 4, 1 environments of the last
     assert shape == {1: (4, 64), 4: (1, 64), 16: (1, 16), 64: (1, 4), 256: (1, 1)}
-    for c, config in cells.items():
+    for c, config in groups.items():
         assert config.optimizer.step_size == pytest.approx(5e-4 / math.sqrt(c))
         assert config.policy.center_of_mass == 8 * c
         assert config.advantage.span == c
@@ -72,19 +71,19 @@ def test_procgen_ladder_is_appendix_b() -> None:
 
 def test_procgen_runs_by_hand() -> None:
     # all adjustments and (d) at 5 batches, (a) to (c) at the 4 smaller ones, the reference: 23; 16 games, 3 seeds
-    assert len(work_of(PROCGEN, [FIGURES["invariance"]]).jobs) == 23 * 16 * 3
+    assert len(required_runs(PROCGEN, [FIGURES["invariance"]])) == 23 * 16 * 3
     # 7 delays by 3 objectives, of which the three without delay are the same run: 19; 16 games, 4 seeds
-    assert len(work_of(PROCGEN, [FIGURES["staleness"]]).jobs) == 19 * 16 * 4
-    assert len(work_of(PROCGEN, [FIGURES["head-to-head"]]).jobs) == 4 * 16 * 4
+    assert len(required_runs(PROCGEN, [FIGURES["staleness"]])) == 19 * 16 * 4
+    assert len(required_runs(PROCGEN, [FIGURES["head-to-head"]])) == 4 * 16 * 4
     # PPG-EWMA at the default batch is in both figures: its three seeds are among the four
-    both = work_of(PROCGEN, [FIGURES["invariance"], FIGURES["head-to-head"]])
+    both = required_runs(PROCGEN, [FIGURES["invariance"], FIGURES["head-to-head"]])
     # so is PPG, which is ablation (d) at the default batch
-    assert len(both.jobs) == 23 * 16 * 3 + 4 * 16 * 4 - 2 * 16 * 3
-    assert both.env_steps == len(both.jobs) * 100_000_000
+    assert len(both) == 23 * 16 * 3 + 4 * 16 * 4 - 2 * 16 * 3
+    assert {group.config.total_env_steps for group, _ in both} == {100_000_000}
 
 
 def test_ablations_are_the_papers() -> None:
-    smallest = {cell.variant: cell.config for cell in FIGURES["invariance"].cells(PROCGEN) if cell.x == 256}
+    smallest = {group.variant: group.config for group in FIGURES["invariance"].runs(PROCGEN) if group.x == 256}
     every = smallest["all"]
     changed = {
         "no-adam-step": {
@@ -97,31 +96,31 @@ def test_ablations_are_the_papers() -> None:
     }
     for variant, fields in changed.items():
         assert smallest[variant] == replace(every, **fields), variant
-    reference = next(c.config for c in FIGURES["invariance"].cells(PROCGEN) if c.variant == "kl-256")
+    reference = next(c.config for c in FIGURES["invariance"].runs(PROCGEN) if c.variant == "kl-256")
     assert reference.policy.kl_coefficient == KL_REFERENCE == 1 / 256
     assert (reference.policy.proximal, reference.env.num_envs) == ("behavior", 256)
-    betas = {c.variant: c.config.optimizer.adam_betas for c in FIGURES["adam-betas"].cells(PROCGEN) if c.x == 4}
+    betas = {c.variant: c.config.optimizer.adam_betas for c in FIGURES["adam-betas"].runs(PROCGEN) if c.x == 4}
     assert betas["beta2"] == pytest.approx((0.9, 0.999**0.25))
     assert betas["both-betas"] == pytest.approx((0.9**0.25, 0.999**0.25))
-    linear = next(c.config for c in FIGURES["linear-step"].cells(PROCGEN) if c.x == 64)
+    linear = next(c.config for c in FIGURES["linear-step"].runs(PROCGEN) if c.x == 64)
     assert linear.optimizer.step_size == pytest.approx(5e-4 / 64)
 
 
 def test_staleness_objectives() -> None:
-    for cell in FIGURES["staleness"].cells(PROCGEN):
-        policy, source = cell.config.policy, cell.config.rollout.source
-        assert (source.delay if source.kind == "delayed" else 0) == cell.x
-        if cell.x:
-            wanted = OBJECTIVES[cell.variant]
+    for group in FIGURES["staleness"].runs(PROCGEN):
+        policy, source = group.config.policy, group.config.rollout.source
+        assert (source.delay if source.kind == "delayed" else 0) == group.x
+        if group.x:
+            wanted = OBJECTIVES[group.variant]
             assert (policy.proximal, policy.importance) == (wanted["proximal"], wanted["importance"])
-        assert cell.config.optimizer.policy_epochs == 3 and policy.objective == "clip"
+        assert group.config.optimizer.policy_epochs == 3 and policy.objective == "clip"
 
 
 def test_grid_has_the_default_in_its_corner() -> None:
-    cells = {(cell.variant, cell.x): cell.config for cell in FIGURES["ewma-grid"].cells(PROCGEN)}
-    assert cells["com-1", 1].policy.center_of_mass == 8 * 256 and cells["com-1", 1].policy.kl_coefficient == 1
-    assert cells["com-64", 64].policy.center_of_mass == 32 and cells["com-64", 64].policy.kl_coefficient == 64
-    assert {c.total_env_steps for c in cells.values()} == {20_000_000}
+    groups = {(group.variant, group.x): group.config for group in FIGURES["ewma-grid"].runs(PROCGEN)}
+    assert groups["com-1", 1].policy.center_of_mass == 8 * 256 and groups["com-1", 1].policy.kl_coefficient == 1
+    assert groups["com-64", 64].policy.center_of_mass == 32 and groups["com-64", 64].policy.kl_coefficient == 64
+    assert {c.total_env_steps for c in groups.values()} == {20_000_000}
 
 
 def test_grid_is_laid_out_as_in_the_paper() -> None:
@@ -133,21 +132,23 @@ def test_grid_is_laid_out_as_in_the_paper() -> None:
 
 def test_scaling_up_rules() -> None:
     config = PROCGEN.scaling_up["heist"]
-    paper, fixed, none = (larger(config, 16, rule) for rule in ("paper", "fixed-minibatch", "none"))
+    paper, fixed, none = (scaled_up(config, 16, rule) for rule in ("paper", "fixed-minibatch", "none"))
     assert paper.env.num_envs == fixed.env.num_envs == none.env.num_envs == 16 * config.env.num_envs
     assert paper.optimizer.step_size == pytest.approx(4 * config.optimizer.step_size)
     assert fixed.optimizer.minibatches == 16 * config.optimizer.minibatches
     assert fixed.optimizer.step_size == none.optimizer.step_size == config.optimizer.step_size
     assert none == replace(config, env=paper.env)
     with pytest.raises(ConfigError, match="rule is 'best'"):
-        larger(config, 2, "best")
+        scaled_up(config, 2, "best")
 
 
 def test_laptop_suite_has_ppg_with_its_phase_adjusted() -> None:
-    cells = [c for c in FIGURES["invariance"].cells(LAPTOP) if c.config.aux.enabled and c.variant == "all"]
-    phases = {c.config.aux.policy_iterations * c.config.iteration_batch for c in cells}
-    assert len(cells) == len(LAPTOP.divisors) and len(phases) == 1
-    assert [c.config.aux.policy_iterations / cells[0].config.aux.policy_iterations for c in cells] == [*LAPTOP.divisors]
+    groups = [c for c in FIGURES["invariance"].runs(LAPTOP) if c.config.aux.enabled and c.variant == "all"]
+    phases = {c.config.aux.policy_iterations * c.config.iteration_batch for c in groups}
+    assert len(groups) == len(LAPTOP.divisors) and len(phases) == 1
+    assert [c.config.aux.policy_iterations / groups[0].config.aux.policy_iterations for c in groups] == [
+        *LAPTOP.divisors
+    ]
 
 
 def test_reported_seeds_are_far_from_those_of_the_search() -> None:
@@ -160,7 +161,7 @@ def test_cut() -> None:
     small = cut(PROCGEN, Cut(games=("heist", "maze"), seeds=2, steps=1_000_000))
     assert tuple(small.invariance) == ("maze", "heist") and small.seeds_of("staleness") == (1000, 2000)
     assert small.grid == "maze" and small.betas == ("heist",)
-    configs = [cell.config for figure in FIGURES.values() for cell in figure.cells(small)]
+    configs = [group.config for figure in FIGURES.values() for group in figure.runs(small)]
     assert {c.total_env_steps for c in configs} == {1_000_000}
     assert {c.env.id for c in configs} == {"procgen:heist-hard", "procgen:maze-hard"}
     for what, words in (
@@ -170,31 +171,29 @@ def test_cut() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             cut(PROCGEN, what)
-    with pytest.raises(ConfigError, match="figure is 'fig1'"):
-        figures_of("fig1")
 
 
 def test_means_between_edges_by_hand() -> None:
     # 2 episodes of mean 5 by step 10, then 2 more of mean 10 by step 20, none until step 30
     steps, episodes, returns = np.array([10.0, 20.0, 30.0]), np.array([2.0, 4.0, 4.0]), np.array([10.0, 30.0, 30.0])
     edges = np.array([0.0, 10.0, 20.0, 30.0])
-    np.testing.assert_allclose(mean_between(edges, steps, episodes, returns), [5, 10, 10])
+    np.testing.assert_allclose(mean_returns(edges, steps, episodes, returns), [5, 10, 10])
     # from 5 to 15: one episode of the first pair, one of the second: (5 + 10) / 2
-    np.testing.assert_allclose(mean_between(np.array([5.0, 15.0]), steps, episodes, returns), [7.5])
-    nothing = mean_between(edges, steps, np.zeros(3), np.zeros(3))
+    np.testing.assert_allclose(mean_returns(np.array([5.0, 15.0]), steps, episodes, returns), [7.5])
+    nothing = mean_returns(edges, steps, np.zeros(3), np.zeros(3))
     assert np.isnan(nothing).all()
 
 
 def test_means_of_a_line_by_hand() -> None:
     # 0 at 0, 10 at 10, level afterwards; a NaN in between is left out
-    means = mean_of_line(np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]), np.array([0.0, math.nan, 10.0]))
+    means = interval_means(np.array([0.0, 10.0, 20.0]), np.array([0.0, 5.0, 10.0]), np.array([0.0, math.nan, 10.0]))
     np.testing.assert_allclose(means, [5, 10])
-    assert np.isnan(mean_of_line(np.array([0.0, 1.0]), np.array([0.0]), np.array([math.nan]))).all()
+    assert np.isnan(interval_means(np.array([0.0, 1.0]), np.array([0.0]), np.array([math.nan]))).all()
 
 
-def test_filled() -> None:
+def test_fill_gaps() -> None:
     nan = math.nan
-    np.testing.assert_array_equal(filled(np.array([nan, 1.0, nan, nan, 2.0, nan])), [1, 1, 1, 1, 2, 2])
+    np.testing.assert_array_equal(fill_gaps(np.array([nan, 1.0, nan, nan, 2.0, nan])), [1, 1, 1, 1, 2, 2])
 
 
 def test_a_diverged_run_ends_where_it_ended_and_counts_as_zero() -> None:
@@ -204,17 +203,17 @@ def test_a_diverged_run_ends_where_it_ended_and_counts_as_zero() -> None:
         "episodes": np.array([1.0, 2.0]),
         "episode_return_sum": np.array([1.0, 1.5]),
     }
-    values = curve_of(columns, config, "return", 4, diverged=True)
+    values = curve_points(columns, config, "return", 4, diverged=True)
     np.testing.assert_allclose(values, [1.0, 0.5, math.nan, math.nan])
-    assert np.isnan(curve_of({}, config, "return", 4, diverged=True)).all()
+    assert np.isnan(curve_points({}, config, "return", 4, diverged=True)).all()
     suite = replace(LAPTOP, final_points=2)
     results = Results({("all", "catch", 1): Curve((1,), 40, values[None], (True,))})
-    assert final(suite, results, "all", 1, ("catch",)) == 0.0
+    assert final_returns(suite, results, "all", 1, ("catch",)) == 0.0
 
 
 def test_unsmoothed_columns_are_rows_as_they_are() -> None:
     columns = {"env_steps": np.arange(1.0, 1001), "advantage_std": np.arange(1.0, 1001)}
-    values = curve_of(columns, ppo_ewma(), "advantage_std", 4, diverged=False)
+    values = curve_points(columns, ppo_ewma(), "advantage_std", 4, diverged=False)
     assert len(values) == 200 and (values[0], values[-1]) == (1, 1000) and set(values) <= set(columns["advantage_std"])
 
 
@@ -256,9 +255,9 @@ def made_up(**ends: list[float]) -> tuple[Suite, Results]:
 def test_effect_and_gap_by_hand() -> None:
     suite, results = made_up(all_1=[0.9, 1.0], all_4=[0.8, 0.8], no_ewma_1=[1.0, 1.0], no_ewma_4=[0.5, 0.3])
     # losses of the ablation .5 and .7, of all adjustments .1 and .2: all four pairs won, variance 4/12 * 5
-    size, z, _ = effect(suite, results, "no-ewma", 4, ("catch",))
+    size, z, _ = ablation_effect(suite, results, "no-ewma", 4, ("catch",))
     assert size == pytest.approx(0.6 - 0.15) and z == pytest.approx(2 / math.sqrt(5 / 3))
-    by_task, mean, (low, high) = gap(suite, results, "all", ("catch",))
+    by_task, mean, (low, high) = batch_gap(suite, results, "all", ("catch",))
     assert by_task == pytest.approx([0.15]) and mean == pytest.approx(0.15)
     # the large batch's mean is resampled between .9 and 1
     assert (low, high) == (pytest.approx(0.1), pytest.approx(0.2))
@@ -266,7 +265,7 @@ def test_effect_and_gap_by_hand() -> None:
 
 def test_an_ablation_without_runs_at_the_default_shares_those_of_all_adjustments() -> None:
     suite, results = made_up(all_1=[0.9, 1.0], all_4=[0.9, 1.0], **{"linear-step_4": [0.5, 0.5]})
-    assert effect(suite, results, "linear-step", 4, ("catch",)).size == pytest.approx(0.45)
+    assert ablation_effect(suite, results, "linear-step", 4, ("catch",)).size == pytest.approx(0.45)
 
 
 def test_square_root_scale_keeps_the_sign() -> None:
@@ -296,15 +295,38 @@ def test_estimate_by_hand() -> None:
     )
 
 
-def test_no_path_of_the_machine_is_noted() -> None:
-    assert without_out(["run", "all", "--out", "/somewhere/else"]) == ["run", "all", "--out", "DIR"]
-    assert without_out(["run", "--out=/x"]) == ["run", "--out=DIR"]
-    assert without_out(["run", "--out", "results/laptop"]) == ["run", "--out", "results/laptop"]
+def test_numbers_of_the_paper_name_figures() -> None:
+    assert [figure.name for figure in figures_of("figure2")] == ["invariance"]
+    assert [figure.name for figure in figures_of("Figure 16")] == ["invariance", "linear-step"]
+    assert figures_of("table-5")[-1].name == "tests"
+    # the paper has figures 1 to 18; its tables 1 to 4 are hyperparameters
+    aliases = [alias for figure in FIGURES.values() for alias in figure.aliases]
+    assert sorted(aliases) == sorted([*(f"figure{number}" for number in range(1, 19)), "table5"])
+    for name in ("figure19", "table1", "fig1"):
+        with pytest.raises(ConfigError, match=f"figure is '{name}'.*figure1 to figure18, table5"):
+            figures_of(name)
 
 
-def test_markdown_of_summaries_as_html() -> None:
-    text = "A **bold** & `code` word.\n\n| a   |  $N_\\pi$ |\n| --- | ---: |\n| x<y | **1** (2) |"
-    shown = markdown_to_html(text)
-    assert "<p>A <b>bold</b> &amp; <code>code</code> word.</p>" in shown
-    assert "<th><i>N<sub>π</sub></i></th>" in shown and "<td>x&lt;y</td><td><b>1</b> (2)</td>" in shown
-    assert "---" not in shown
+def test_batch_sizes_are_numbers_of_environments() -> None:
+    assert [LAPTOP.batch_label(c) for c in LAPTOP.divisors] == [
+        "64 environments",
+        "16 environments",
+        "4 environments",
+        "1 environment",
+    ]
+    mixed = replace(LAPTOP, invariance={"a": ppo_ewma(num_envs=64), "b": ppo_ewma(num_envs=32)})
+    assert mixed.batch_label(4) == "1/4 of the environments"
+
+
+def test_every_variant_has_a_label_and_one_colour() -> None:
+    for suite in (LAPTOP, PROCGEN):
+        variants = {group.variant for figure in FIGURES.values() for group in figure.runs(suite)}
+        assert {v for v in variants if not v.startswith("com-")} - {"noise-scale"} <= set(LABELS)
+    assert set(COLORS) <= set(LABELS)
+
+
+def test_results_of_the_default_batch_are_shared_only_there() -> None:
+    _, results = made_up(all_1=[0.9], all_4=[0.8])
+    assert results.source("no-ewma", "catch", 1) == "all"
+    with pytest.raises(AnybatchError, match="no results of no-ewma on catch at 4"):
+        results[results.source("no-ewma", "catch", 4), "catch", 4]

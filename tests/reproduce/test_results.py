@@ -1,4 +1,4 @@
-"""The results in the repository: what their README and texts say still follows from the tables."""
+"""The results in the repository: README and texts still follow from the tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from anybatch.reproduce.claims import as_markdown, claims_of
-from anybatch.reproduce.finals import final, gap
+from anybatch.reproduce.finals import batch_gap, final_returns
 from anybatch.reproduce.registry import FIGURES
-from anybatch.reproduce.run import Place, results_of
+from anybatch.reproduce.results import ResultsFolder
+from anybatch.reproduce.run import read_tables
 from anybatch.reproduce.suites.laptop import laptop
-from anybatch.reproduce.suites.suite import job_seeds
+from anybatch.reproduce.suites.suite import group_seeds
 
 FOLDER = Path(__file__).parents[2] / "results" / "laptop"
-PLACE, SUITE = Place(FOLDER), laptop()
+RESULTS, SUITE = ResultsFolder(FOLDER), laptop()
 
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="not in a checkout of the repository")
 
@@ -24,22 +25,22 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="not in a checkout o
 @pytest.mark.parametrize("name", FIGURES)
 def test_texts_follow_from_the_tables(name: str) -> None:
     figure = FIGURES[name]
-    text = "\n\n".join(figure.summary(SUITE, results_of(figure, PLACE, FIGURES))) + "\n"
-    assert text == PLACE.words(name).read_text()
+    text = "\n\n".join(figure.summary(SUITE, read_tables(figure, RESULTS, FIGURES))) + "\n"
+    assert text == RESULTS.summary(name).read_text()
 
 
-@pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if figure.cells(SUITE)])
+@pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if figure.runs(SUITE)])
 def test_tables_hold_the_suites_runs(name: str) -> None:
-    curves = results_of(FIGURES[name], PLACE, FIGURES).curves
-    for cell in FIGURES[name].cells(SUITE):
-        curve = curves[cell.variant, cell.task, cell.x]
-        assert curve.env_steps == cell.config.total_env_steps
-        wanted = job_seeds(SUITE, name, cell)
+    curves = read_tables(FIGURES[name], RESULTS, FIGURES).curves
+    for group in FIGURES[name].runs(SUITE):
+        curve = curves[group.variant, group.task, group.x]
+        assert curve.env_steps == group.config.total_env_steps
+        wanted = group_seeds(SUITE, name, group)
         assert curve.seeds[: len(wanted)] == wanted
 
 
-def test_readme_says_what_holds() -> None:
-    found = as_markdown(claims_of(SUITE, PLACE))
+def test_readme_lists_the_claims() -> None:
+    found = as_markdown(claims_of(SUITE, RESULTS))
     assert found == (FOLDER / "claims.md").read_text()
     readme = (FOLDER / "README.md").read_text()
     for line in found.splitlines():
@@ -55,20 +56,20 @@ def test_readme_says_what_holds() -> None:
     ],
 )
 def test_other_numbers_of_the_readme(name: str, printed: str, in_readme: str) -> None:
-    assert printed in PLACE.words(name).read_text()
+    assert printed in RESULTS.summary(name).read_text()
     assert in_readme in (FOLDER / "README.md").read_text()
 
 
-def test_what_must_show_does() -> None:
-    """Apart from the code that words the claims: the gaps, from the tables."""
-    results = results_of(FIGURES["invariance"], PLACE, FIGURES)
+def test_results_support_the_claims() -> None:
+    """Gaps from the tables, without the code of the claims; then the claims."""
+    results = read_tables(FIGURES["invariance"], RESULTS, FIGURES)
     tasks = tuple(SUITE.invariance)
-    by_task, mean, _ = gap(SUITE, results, "all", tasks)
+    by_task, mean, _ = batch_gap(SUITE, results, "all", tasks)
     assert np.abs(by_task).max() <= 0.05 and abs(mean) <= 0.02
-    large, small = (final(SUITE, results, "all", c, tasks) for c in (1, SUITE.divisors[-1]))
+    large, small = (final_returns(SUITE, results, "all", c, tasks) for c in (1, SUITE.divisors[-1]))
     np.testing.assert_allclose(large.mean(0) - small.mean(0), by_task)
     # the paper's four ablations, the linear rule, and stale data; (e) is not the paper's, and a null result here
-    found = {claim.text: claim.holds for claim in claims_of(SUITE, PLACE)}
+    found = {claim.text: claim.holds for claim in claims_of(SUITE, RESULTS)}
     wanted = ("(a)", "(b)", "(c)", "(d)", "linear", "at a delay")
     assert len([text for text in found if text.startswith(wanted)]) == len(wanted) + 1
     assert all(holds for text, holds in found.items() if text.startswith(wanted))

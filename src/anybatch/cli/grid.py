@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from anybatch.grid.file import read_grid
+from anybatch.grid.grid_file import read_grid
 from anybatch.presets import PRESETS
 
 

@@ -119,11 +119,11 @@ def _train(arguments: list[str]) -> int:
     if changes and launcher_rank() == 0:
         print(f"{report(base, validate(config), changes)}\nto train without this: --scaling.off")
     if parsed.go_on:
-        from anybatch.grid.job import go_on
+        from anybatch.grid.run_folder import train_or_resume
 
         if parsed.out is None:
             raise ConfigError("--go-on needs --out, the folder to go on in")
-        return _ended(go_on(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
+        return _ended(train_or_resume(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
     with joined_process_group():
         out = parsed.out or on_main(lambda: _free_folder(name, config, parsed.seed))
         return _ended(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))

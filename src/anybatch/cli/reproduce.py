@@ -15,7 +15,7 @@ import tyro
 from anybatch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from anybatch.reproduce.run import Place
+    from anybatch.reproduce.results import ResultsFolder
     from anybatch.reproduce.suites.suite import Figure, Suite
 
 _STEPS_PER_SECOND = 4000.0
@@ -54,12 +54,12 @@ class Selection:
 
         return cut(SUITES[self.suite, self.budget](), Cut(self.games, self.seeds, self.steps))
 
-    def place(self) -> Place:
-        """Where results are kept."""
-        from anybatch.reproduce.run import Place
+    def folder(self) -> ResultsFolder:
+        """Folder of the results."""
+        from anybatch.reproduce.results import ResultsFolder
 
         ending = "-smoke" if self.budget == "smoke" else ""
-        return Place(self.out or Path("runs") / f"reproduce-{self.suite}{ending}")
+        return ResultsFolder(self.out or Path("runs") / f"reproduce-{self.suite}{ending}")
 
 
 @dataclass(frozen=True)
@@ -109,30 +109,29 @@ def reproduce_command(arguments: list[str]) -> int:
 def _list(arguments: list[str]) -> int:
     if arguments:
         raise ConfigError(f"reproduce list takes no arguments, not {' '.join(arguments)}")
-    from anybatch.reproduce.registry import FIGURES
+    from anybatch.reproduce.registry import listing
 
-    for figure in FIGURES.values():
-        print(f"{figure.name:15} {figure.paper:17} {figure.about}")
+    print(listing())
     return 0
 
 
 def _run(arguments: list[str]) -> int:
     parsed = tyro.cli(RunArguments, args=arguments, prog="anybatch reproduce run")
-    suite, place = parsed.selection.chosen(), parsed.selection.place()
+    suite, folder = parsed.selection.chosen(), parsed.selection.folder()
     figures = _figures(suite, parsed.figure)
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
-    from anybatch.reproduce.manifest import Call, add_call, processor_seconds
+    from anybatch.reproduce.manifest import Command, add_command, processor_seconds
     from anybatch.reproduce.report import write_report
-    from anybatch.reproduce.run import is_done, make_table, train_all
-    from anybatch.reproduce.suites.suite import work_of
+    from anybatch.reproduce.run import is_done, train_all, write_table
+    from anybatch.reproduce.suites.suite import required_runs
 
     began = time.monotonic()
-    trained = sum(not is_done(suite, cell, seed, place) for cell, seed in work_of(suite, figures).jobs)
+    trained = sum(not is_done(suite, cell, seed, folder) for cell, seed in required_runs(suite, figures))
     complete = train_all(
         suite,
         figures,
-        place,
+        folder,
         launcher=parsed.launcher,
         processes=parsed.processes or (None if parsed.launcher == "ray" else os.cpu_count() or 1),
         on_done=lambda done, total: _show(done, total, began),
@@ -143,11 +142,11 @@ def _run(arguments: list[str]) -> int:
         print("not all runs are done; the same command goes on", file=sys.stderr)
         return 1
     for figure in figures:
-        make_table(suite, figure, place)
-    call = Call(["reproduce", "run", *arguments], trained, time.monotonic() - began, processor_seconds())
-    add_call(place.folder, call, suite, figures)
-    _draw_all(suite, figures, place)
-    print(f"report: {write_report([place.folder])}")
+        write_table(suite, figure, folder)
+    command = Command(["reproduce", "run", *arguments], trained, time.monotonic() - began, processor_seconds())
+    add_command(folder.path, command, suite, figures)
+    _draw_all(suite, figures, folder)
+    print(f"report: {write_report([folder.path])}")
     return 0
 
 
@@ -179,7 +178,7 @@ def _draw(arguments: list[str]) -> int:
     parsed = tyro.cli(DrawArguments, args=arguments, prog="anybatch reproduce draw")
     suite = parsed.selection.chosen()
     figures = _figures(suite, parsed.figure)
-    _draw_all(suite, figures if parsed.figure == "all" else figures[-1:], parsed.selection.place())
+    _draw_all(suite, figures if parsed.figure == "all" else figures[-1:], parsed.selection.folder())
     return 0
 
 
@@ -190,34 +189,33 @@ def _figures(suite: Suite, name: str) -> list[Figure]:
     asked = figures_of(name)
     kept = with_tasks(suite, asked)
     if name != "all" and asked[-1] not in kept:
-        raise ConfigError(f"games leaves no task for {name}: the games named are none of its own")
+        raise ConfigError(f"games leaves no task for {name}: it has none of the named tasks")
     if left_out := [figure.name for figure in asked if figure not in kept]:
         print(f"no task among the games named, left out: {', '.join(left_out)}", file=sys.stderr)
     return kept
 
 
-def _draw_all(suite: Suite, figures: list[Figure], place: Place) -> None:
-    from anybatch.reproduce.claims import write_claims
+def _draw_all(suite: Suite, figures: list[Figure], folder: ResultsFolder) -> None:
     from anybatch.reproduce.registry import FIGURES
-    from anybatch.reproduce.run import draw_figure
+    from anybatch.reproduce.run import draw_figure, write_claims
 
     for figure in figures:
-        for path in draw_figure(suite, figure, place, FIGURES):
+        for path in draw_figure(suite, figure, folder, FIGURES):
             print(path)
-    print(write_claims(suite, place))
+    print(write_claims(suite, folder))
 
 
 def _status(arguments: list[str]) -> int:
     parsed = tyro.cli(StatusArguments, args=arguments, prog="anybatch reproduce status")
     from anybatch.reproduce.registry import FIGURES, with_tasks
     from anybatch.reproduce.run import is_done
-    from anybatch.reproduce.suites.suite import work_of
+    from anybatch.reproduce.suites.suite import required_runs
 
-    suite, place = parsed.selection.chosen(), parsed.selection.place()
+    suite, folder = parsed.selection.chosen(), parsed.selection.folder()
     for figure in with_tasks(suite, list(FIGURES.values())):
-        jobs = work_of(suite, [figure]).jobs
-        done = sum(is_done(suite, cell, seed, place) for cell, seed in jobs)
-        drawn = "table" if place.table(figure.name).exists() else "no table"
+        jobs = required_runs(suite, [figure])
+        done = sum(is_done(suite, cell, seed, folder) for cell, seed in jobs)
+        drawn = "table" if folder.table(figure.name).exists() else "no table"
         print(f"{figure.name:15} {done:5} of {len(jobs):5} runs, {drawn}")
     return 0
 

@@ -1,9 +1,10 @@
-"""Lists of runs, executed in local processes, on Ray, or as commands for a queue."""
+"""Grids: many runs from a list, in local processes, on Ray, or as shell commands for a queue."""
 
 from __future__ import annotations
 
-from anybatch.grid.file import read_grid
-from anybatch.grid.runner import GridResult, Job, Outcome, plan, run_grid
+from anybatch.grid.grid_file import read_grid
+from anybatch.grid.job import GridResult, Job, Outcome
+from anybatch.grid.runner import plan, run_grid
 
 __all__ = [
     "GridResult",

@@ -1,121 +1,114 @@
-"""One run of a grid: train it, go on with it, or see that it is done."""
+"""Jobs of a grid, their outcomes, and the interfaces between the runner, launchers and displays."""
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import math
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Literal, Protocol, TypeAlias
 
+from anybatch._version import __version__
+from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
-from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS
-from anybatch.scaling.changes import Change
 
-if TYPE_CHECKING:
-    from anybatch.training import TrainResult
+JOB, LOG = "job.yaml", "log.txt"
+"""Files that a grid adds to a run folder: the configuration, and what the run printed."""
 
-_LOCK = "lock"
-_TAIL = 1 << 14
+Status: TypeAlias = Literal["waiting", "running", "done", "failed", "interrupted"]
+"""State of a job."""
 
 
-def go_on(
-    config: TrainConfig, folder: Path, seed: int, *, quiet: bool = False, changes: Sequence[Change] = ()
-) -> TrainResult:
-    """Train a run into a folder, whatever part of it is there already; nothing is done to a finished one.
+@dataclass(frozen=True)
+class Job:
+    """One run of a grid."""
 
-    Raises:
-        ConfigError: the folder holds a run of another configuration or seed, or another process is training it.
-        CheckpointError: none of its checkpoints is intact.
-        EnvError, DivergenceError: as for :func:`anybatch.training.train`.
-    """
-    from anybatch.distributed.collectives import joined_process_group, on_main
-    from anybatch.runs.run import read_config
-    from anybatch.training import TrainResult, resume, train
+    config: TrainConfig
+    seed: int = 0
+    """Seed of the run."""
+    name: str = ""
+    """Name in tables. The run and its folder depend on the configuration and the seed only."""
 
-    def look() -> TrainResult | bool:
-        """How the run ended; else whether there is something to go on from."""
-        if not (folder / CONFIG).exists():
-            return False
-        if read_config(folder) != (config, seed):
-            raise ConfigError(
-                f"out is {str(folder)!r}, which holds a run of another configuration or seed; choose another folder"
-            )
-        if finished(folder, config):
-            row = last_row(folder)
-            return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
-        if _newest_checkpoint(folder) is None:  # killed before the first one: nothing is lost
-            (folder / CONFIG).unlink()
-            return False
-        return True
+    @property
+    def folder_name(self) -> str:
+        """Name of the run folder: environment and seed, then a hash of configuration, seed and anybatch's version."""
+        content = json.dumps([__version__, self.seed, to_dict(self.config)], sort_keys=True)
+        env = re.sub(r"[^A-Za-z0-9.]+", "-", self.config.env.id.split(":")[-1]).strip("-")
+        return f"{env}-seed{self.seed}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
-    with joined_process_group(), _locked(folder):
-        found = on_main(look)
-        if isinstance(found, TrainResult):
-            return found
-        return resume(folder, quiet=quiet) if found else train(config, folder, seed, quiet=quiet, changes=changes)
+    @property
+    def label(self) -> str:
+        """Text that identifies the job in tables."""
+        return f"{self.name} seed {self.seed}" if self.name else self.folder_name
 
 
-def finished(folder: Path, config: TrainConfig) -> bool:
-    """Whether a run has done its environment steps, and has written its last checkpoint."""
-    row = last_row(folder)
-    return row.get("env_steps", 0) >= config.total_env_steps and _newest_checkpoint(folder) == row["iteration"]
+@dataclass
+class Outcome:
+    """A job with its run folder and its state."""
+
+    job: Job
+    folder: Path
+    """Run folder; ``log.txt`` in it holds the output of the run."""
+    status: Status = "waiting"
+    starts: int = 0
+    """Number of times that this call started the job; 0 if it was done before."""
+    error: str = ""
+    """Reason of the last failure: last printed line and exit code."""
+
+    @property
+    def command(self) -> list[str]:
+        """Arguments of ``anybatch`` that train the run, resume it, or return at once if it is done."""
+        file = str(self.folder / JOB)
+        return ["train", file, "--seed", str(self.job.seed), "--out", str(self.folder), "--go-on", "--quiet"]
 
 
-def last_row(folder: Path) -> dict[str, float]:
-    """The last complete row of a run's progress.csv, NaN where it has no number; empty if there is none.
+@dataclass(frozen=True)
+class GridResult:
+    """Outcomes of a grid."""
 
-    Reads the file's two ends only, and may be called while the run goes on.
-    """
-    try:
-        with open(folder / PROGRESS, "rb") as file:
-            header = file.readline()
-            size = file.seek(0, 2)
-            file.seek(max(len(header), size - _TAIL))
-            *lines, _unfinished = file.read().decode().split("\n")
-    except (OSError, UnicodeDecodeError):
-        return {}
-    names = next(csv.reader([header.decode()]), [])
-    values = lines[-1].split(",") if lines else []
-    if len(values) != len(names):
-        return {}
-    try:
-        return {name: float(value) if value else math.nan for name, value in zip(names, values, strict=True)}
-    except ValueError:
-        return {}
+    outcomes: list[Outcome] = field(default_factory=list)
+    """One per distinct job, in the order of the list."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all jobs are done, 1 if some failed, 130 if some were interrupted."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        return 1 if "failed" in statuses else 130 if statuses - {"done"} else 0
 
 
-def _newest_checkpoint(folder: Path) -> int | None:
-    from anybatch.runs.checkpoint import checkpoints
+class Running(Protocol):
+    """A run in progress."""
 
-    found = checkpoints(folder / CHECKPOINTS)
-    return int(found[-1].stem.split("-")[1]) if found else None
+    def exit_code(self) -> int | None:
+        """Exit code of ``anybatch train``, or minus the signal that ended it; None while it runs."""
+
+    def stop(self) -> None:
+        """Ask the run to write a checkpoint and end."""
+
+    def kill(self) -> None:
+        """End the run at once."""
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training the same run; the lock goes with the process."""
-    from anybatch.distributed.collectives import on_main
+class Launcher(Protocol):
+    """A way to start runs."""
 
-    opened: list[BinaryIO] = []
+    processes: int
+    """Maximum number of simultaneous runs."""
 
-    def lock() -> None:
-        try:
-            import fcntl
-        except ImportError:  # no such locks on Windows
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        opened.append(open(folder / _LOCK, "ab"))  # noqa: SIM115 (open while the lock is held)
-        try:
-            fcntl.flock(opened[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"out is {str(folder)!r}, which another process is training at this moment") from None
+    def start(self, outcome: Outcome, slot: int) -> Running:
+        """Start a job; ``slot`` is below ``processes`` and unique among the jobs that run."""
 
-    try:
-        on_main(lock)
-        yield
-    finally:
-        for file in opened:
-            file.close()
+    def close(self) -> None:
+        """Release resources."""
+
+
+class Display(Protocol):
+    """A view of a grid's progress."""
+
+    def update(self, outcomes: Sequence[Outcome]) -> None:
+        """Show the current state; called several times a second."""
+
+    def close(self, outcomes: Sequence[Outcome]) -> None:
+        """Show the final state."""

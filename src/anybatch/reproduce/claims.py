@@ -1,130 +1,120 @@
-"""What a suite's results show of the paper, each claim with the number that it rests on, and whether it holds."""
+"""Claims of the paper that a suite's results can support: each with its numbers, and whether it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from anybatch.reproduce.figures import adam_betas, head_to_head, tests_table
-from anybatch.reproduce.figures.invariance import batch_label
-from anybatch.reproduce.finals import direct, final, gap
-from anybatch.reproduce.results import Results, read_results
-from anybatch.reproduce.run import Place
-from anybatch.reproduce.statistics import bonferroni_threshold, van_elteren
-from anybatch.reproduce.style import PLAIN
+from anybatch.reproduce.figures import adam_betas, head_to_head, staleness
+from anybatch.reproduce.figures.tests_table import effect_table
+from anybatch.reproduce.finals import batch_gap, difference, threshold
+from anybatch.reproduce.results import Results, ResultsFolder, read_results
+from anybatch.reproduce.statistics import Effect
+from anybatch.reproduce.style import LABELS
+from anybatch.reproduce.suites.ladder import ladder_tasks
 from anybatch.reproduce.suites.suite import Suite
 
-GAP_OF_A_TASK, GAP_IN_THE_MEAN = 0.05, 0.02
-"""How far apart the largest and the smallest batch may end."""
-_TWO_TAILED = 0.001 / 2
+MAX_TASK_GAP, MAX_MEAN_GAP = 0.05, 0.02
+"""Largest difference in final return between the largest and the smallest batch."""
 
 
 class Claim(NamedTuple):
-    """A statement, with its numbers, and whether the results bear it out."""
+    """A statement with its numbers, and whether the results support it."""
 
     text: str
     holds: bool
 
 
 def claims(suite: Suite, results: Mapping[str, Results]) -> list[Claim]:
-    """All claims that can be judged from the figures at hand.
+    """All claims that can be judged from the given tables.
 
     Args:
-        suite: that the results belong to.
-        results: a figure's own results by its name; figures that are missing make no claims.
+        suite: suite of the results.
+        results: results by figure; missing figures make no claims.
     """
-    found: list[Claim] = []
-    if "invariance" in results:
-        found += _gaps(suite, results["invariance"])
-    if "invariance" in results and "linear-step" in results:
-        found += _told_apart(suite, results["invariance"].joined(results["linear-step"]))
-    if "staleness" in results:
-        found += _staleness(suite, results["staleness"])
-    if "head-to-head" in results:
-        found += _ewma(suite, results["head-to-head"])
-    if "invariance" in results and "adam-betas" in results:
-        found += _betas(suite, results["invariance"].joined(results["adam-betas"]))
-    return found
+    judged: list[Claim] = []
+    for figures, judge in _CLAIMS:
+        if all(name in results for name in figures):
+            judged += judge(suite, functools.reduce(operator.or_, (results[name] for name in figures)))
+    return judged
 
 
-def claims_of(suite: Suite, place: Place) -> list[Claim]:
-    """The claims that the tables in a folder of results bear on."""
-    names = ("invariance", "linear-step", "staleness", "head-to-head", "adam-betas")
-    return claims(suite, {name: read_results(place.table(name)) for name in names if place.table(name).exists()})
+def claims_of(suite: Suite, folder: ResultsFolder) -> list[Claim]:
+    """The claims that the tables in a folder support."""
+    tables = {name for figures, _ in _CLAIMS for name in figures if folder.table(name).exists()}
+    return claims(suite, {name: read_results(folder.table(name)) for name in tables})
 
 
-def write_claims(suite: Suite, place: Place) -> Path:
-    """Write ``claims.md`` beside the tables."""
-    path = place.folder / "claims.md"
-    path.write_text(as_markdown(claims_of(suite, place)))
-    return path
+def as_markdown(judged: list[Claim]) -> str:
+    """A list with one line per claim."""
+    return "\n".join(f"- {'holds' if claim.holds else 'does not hold'}: {claim.text}" for claim in judged) + "\n"
 
 
-def as_markdown(found: list[Claim]) -> str:
-    """A list, a line for each claim."""
-    return "\n".join(f"- {'holds' if claim.holds else 'does not hold'}: {claim.text}" for claim in found) + "\n"
-
-
-def _gaps(suite: Suite, results: Results) -> Iterator[Claim]:
-    tasks = tuple(suite.invariance)
-    by_task, mean, _ = gap(suite, results, "all", tasks)
+def _gap_claims(suite: Suite, results: Results) -> Iterator[Claim]:
+    tasks = ladder_tasks(suite)
+    by_task, mean, _ = batch_gap(suite, results, "all", tasks)
     worst = int(np.abs(by_task).argmax())
-    ends = f"default and {batch_label(suite.divisors[-1])}"
+    default, smallest = (suite.batch_label(c) for c in (1, suite.divisors[-1]))
     yield Claim(
-        f"with all adjustments the final returns at {ends} differ by at most {GAP_OF_A_TASK} on every task (most: "
-        f"{by_task[worst]:+.3f} on {suite.labels[tasks[worst]]})",
-        bool(np.abs(by_task).max() <= GAP_OF_A_TASK),
+        f"with all adjustments, the final returns with {default} and with {smallest} differ by at most {MAX_TASK_GAP} "
+        f"on every task (largest difference: {by_task[worst]:+.3f} on {suite.labels[tasks[worst]]})",
+        bool(np.abs(by_task).max() <= MAX_TASK_GAP),
     )
-    yield Claim(f"and by at most {GAP_IN_THE_MEAN} in the mean ({mean:+.3f})", abs(mean) <= GAP_IN_THE_MEAN)
+    yield Claim(f"and by at most {MAX_MEAN_GAP} on average ({mean:+.3f})", abs(mean) <= MAX_MEAN_GAP)
 
 
-def _told_apart(suite: Suite, results: Results) -> Iterator[Claim]:
-    effects, threshold, hypotheses = tests_table.table(suite, results)
-    for variant in dict.fromkeys(variant for variant, _ in effects):
-        divisor = max(suite.divisors[1:], key=lambda c: effects[variant, c].z)
-        size, z, _ = effects[variant, divisor]
+def _ablation_claims(suite: Suite, results: Results) -> Iterator[Claim]:
+    effects, needed, hypotheses = effect_table(suite, results)
+    for variant, by_divisor in effects.items():
+        divisor = max(by_divisor, key=lambda c: by_divisor[c].z)
+        test = by_divisor[divisor]
         yield Claim(
-            f"{PLAIN[variant]} is told apart from all adjustments at 0.1% (most at {batch_label(divisor)}: effect "
-            f"{size:+.3f}, Z = {z:.2f}, needed {threshold:.2f} for {hypotheses} hypotheses)",
-            z > threshold,
+            f"{LABELS[variant]}: significantly worse than all adjustments (p < 0.001; effect with "
+            f"{suite.batch_label(divisor)}: {_numbers(test, needed)} for {hypotheses} hypotheses)",
+            test.z > needed,
         )
 
 
-def _staleness(suite: Suite, results: Results) -> Iterator[Claim]:
-    tasks, largest = tuple(suite.staleness), suite.delays[-1]
-    threshold = bonferroni_threshold(0.001, 2)
-    for other, words in (("recent", "π_recent as the old policy"), ("behavior", "π_behav as the old policy")):
-        size, z, _ = direct(suite, results, ("decoupled", largest), (other, largest), tasks)
-        yield Claim(
-            f"at a delay of {largest} iterations the decoupled objective ends above {words} at 0.1% ({size:+.3f}, "
-            f"Z = {z:.2f}, needed {threshold:.2f})",
-            z > threshold,
-        )
+def _staleness_claims(suite: Suite, results: Results) -> Iterator[Claim]:
+    tasks, delay = staleness.FIGURE.tasks(suite), suite.delays[-1]
+    for other in ("recent", "behavior"):
+        test = difference(suite, results, ("decoupled", delay), (other, delay), tasks)
+        text = f"at a delay of {delay} iterations the decoupled objective is significantly better than {LABELS[other]}"
+        yield _better(text, test, threshold(2))
 
 
-def _ewma(suite: Suite, results: Results) -> Iterator[Claim]:
-    tasks = tuple(next(iter(suite.algorithms.values())))
-    threshold = bonferroni_threshold(0.001, len(head_to_head.PAIRS))
+def _ewma_claims(suite: Suite, results: Results) -> Iterator[Claim]:
     for ours, baseline in head_to_head.PAIRS:
-        size, z, _ = direct(suite, results, (ours, 1), (baseline, 1), tasks)
-        yield Claim(
-            f"{PLAIN[ours]} ends above {PLAIN[baseline]} at 0.1% ({size:+.3f}, Z = {z:.2f}, needed {threshold:.2f})",
-            z > threshold,
-        )
+        test = difference(suite, results, (ours, 1), (baseline, 1), head_to_head.FIGURE.tasks(suite))
+        text = f"{LABELS[ours]} is significantly better than {LABELS[baseline]}"
+        yield _better(text, test, threshold(len(head_to_head.PAIRS)))
 
 
-def _betas(suite: Suite, results: Results) -> Iterator[Claim]:
-    smallest = suite.divisors[-1]
-    threshold = bonferroni_threshold(_TWO_TAILED, len(adam_betas.VARIANTS))
-    plain = final(suite, results, "all", smallest, suite.betas)
+def _better(text: str, test: Effect, needed: float) -> Claim:
+    return Claim(f"{text} (p < 0.001; {_numbers(test, needed)})", test.z > needed)
+
+
+def _betas_claims(suite: Suite, results: Results) -> Iterator[Claim]:
+    smallest, needed = suite.divisors[-1], threshold(len(adam_betas.VARIANTS), two_tailed=True)
     for variant in adam_betas.VARIANTS:
-        values = final(suite, results, variant, smallest, suite.betas)
-        z = van_elteren(values, plain).z
-        yield Claim(
-            f"{PLAIN[variant]} changes nothing at {batch_label(smallest)} that can be told apart at 0.1%, two-tailed "
-            f"({values.mean() - plain.mean():+.3f}, Z = {z:.2f}, needed {threshold:.2f})",
-            abs(z) <= threshold,
-        )
+        test = difference(suite, results, (variant, smallest), ("all", smallest), adam_betas.FIGURE.tasks(suite))
+        text = f"{LABELS[variant]}: no significant difference with {suite.batch_label(smallest)}"
+        yield Claim(f"{text} (two-tailed p ≥ 0.001; {_numbers(test, needed)})", abs(test.z) <= needed)
+
+
+def _numbers(test: Effect, needed: float) -> str:
+    return f"{test.size:+.3f}, Z = {test.z:.2f}, needed {needed:.2f}"
+
+
+_CLAIMS: tuple[tuple[tuple[str, ...], Callable[[Suite, Results], Iterator[Claim]]], ...] = (
+    (("invariance",), _gap_claims),
+    (("invariance", "linear-step"), _ablation_claims),
+    (("staleness",), _staleness_claims),
+    (("head-to-head",), _ewma_claims),
+    (("invariance", "adam-betas"), _betas_claims),
+)
+"""Figures whose results are needed, and the function that judges the claims about them."""

@@ -1,4 +1,4 @@
-"""What a suite would take: runs, environment steps, hours of a GPU, disk."""
+"""Estimated cost of a suite: runs, environment steps, GPU-hours and disk space."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce.figures.cost import work
-from anybatch.reproduce.suites.suite import Figure, Suite, work_of
+from anybatch.reproduce.suites.suite import Figure, Suite, required_runs
 from anybatch.reproduce.tables import markdown
 
 _ROW_BYTES = 450  # of progress.csv
@@ -19,27 +19,27 @@ _OBSERVATION_BYTES = 64 * 64 * 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Totals of some runs."""
+    """Totals over runs."""
 
     runs: int
     env_steps: int
     gpu_hours: float
     disk_gb: float
-    """What stays: logs and checkpoints."""
+    """Logs and checkpoints."""
     phase_gb: float
-    """What a run of PPG needs besides while it trains, for the observations of a phase."""
+    """Additional space for the observations of a phase while a run of PPG trains."""
 
 
 def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -> Estimate:
-    """Totals over the runs of figures, each counted once.
+    """Estimate the totals over the runs of figures, each counted once.
 
     Args:
         suite: tasks and hyperparameters.
-        figures: what is wanted.
-        steps_per_second: environment steps a second that a GPU trains PPO at, at the default batch; other algorithms
-            take longer in proportion to their passes. Small batches are slower than this says.
+        figures: figures to run.
+        steps_per_second: environment steps per second at which a GPU trains PPO with the default batch. Other
+            algorithms take longer in proportion to their network passes; small batches take longer than estimated.
     """
-    configs = [cell.config for cell, _ in work_of(suite, figures).jobs]
+    configs = [group.config for group, _ in required_runs(suite, figures)]
     seconds = sum(c.total_env_steps / steps_per_second * relative_cost(c) for c in configs)
     phases = [c.iteration_batch * c.aux.policy_iterations for c in configs if c.aux.enabled]
     return Estimate(
@@ -52,12 +52,12 @@ def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -
 
 
 def relative_cost(config: TrainConfig) -> float:
-    """Passes of the networks for an environment step, relative to PPO's."""
+    """Network passes per environment step, relative to PPO."""
     return work(config) / work(ppo())
 
 
 def kept_bytes(config: TrainConfig) -> float:
-    """Log and checkpoints of a run: weights with Adam's two moments, and the EWMA."""
+    """Size of a run's log and checkpoints: weights with the two moments of Adam, and the EWMA."""
     rows = math.ceil(config.total_env_steps / config.iteration_batch)
     networks = 2 if config.model.architecture == "dual" else 1
     copies = 3 * networks + (1 if config.policy.proximal == "ewma" else 0) + (3 * networks if config.aux.enabled else 0)
@@ -65,17 +65,12 @@ def kept_bytes(config: TrainConfig) -> float:
 
 
 def table(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -> str:
-    """A row for each figure, and the total of all runs, which figures share."""
+    """Markdown table with a row per figure, and the total of all runs, some of which figures share."""
     rows = []
-    for figure in figures:
-        one = estimate(suite, [figure], steps_per_second)
-        rows.append([figure.name, *_row(one, suite)])
-    rows.append(["together", *_row(estimate(suite, figures, steps_per_second), suite)])
-    return markdown(
-        ["figure", "runs", "environment steps", *([] if suite.stacked else ["GPU-hours", "disk (GB)"])], rows
-    )
-
-
-def _row(one: Estimate, suite: Suite) -> list[str]:
-    steps = f"{one.env_steps / 1e6:,.1f}M" if one.env_steps < 1e10 else f"{one.env_steps / 1e9:,.1f}G"
-    return [f"{one.runs:,}", steps, *([] if suite.stacked else [f"{one.gpu_hours:,.0f}", f"{one.disk_gb:,.1f}"])]
+    for name, chosen in (*((figure.name, [figure]) for figure in figures), ("together", figures)):
+        total = estimate(suite, chosen, steps_per_second)
+        steps = f"{total.env_steps / 1e6:,.1f}M" if total.env_steps < 1e10 else f"{total.env_steps / 1e9:,.1f}G"
+        rows.append([name, f"{total.runs:,}", steps, f"{total.gpu_hours:,.0f}", f"{total.disk_gb:,.1f}"])
+    header = ["figure", "runs", "environment steps", "GPU-hours", "disk (GB)"]
+    columns = 3 if suite.stacked else 5
+    return markdown(header[:columns], [row[:columns] for row in rows])

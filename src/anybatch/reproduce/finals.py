@@ -1,4 +1,4 @@
-"""Final returns of cells, as the tests take them, and sentences about them."""
+"""Final returns of groups of runs, and the comparisons that figures and claims make with them."""
 
 from __future__ import annotations
 
@@ -6,55 +6,75 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import Array, Effect, bootstrap_interval, difference_of_differences, van_elteren
-from anybatch.reproduce.style import normalized_curve
+from anybatch.reproduce.results import Curve, Key, Results
+from anybatch.reproduce.statistics import (
+    Array,
+    Effect,
+    bonferroni_threshold,
+    bootstrap_interval,
+    difference_of_differences,
+    normalized,
+    van_elteren,
+)
 from anybatch.reproduce.suites.suite import Suite
 
 LEVEL = 0.001
 """The paper's level of significance, before Bonferroni's correction."""
 
 
-def final(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> Array:
+def threshold(hypotheses: int, *, two_tailed: bool = False) -> float:
+    """The Z above which one of several comparisons is significant at 0.1% after Bonferroni's correction."""
+    return bonferroni_threshold(LEVEL / 2 if two_tailed else LEVEL, hypotheses)
+
+
+def normalized_curve(suite: Suite, results: Results, key: Key) -> Curve:
+    """Curves of a group as normalised returns, which are 0 after a divergence."""
+    curve = results[key]
+    values = normalized(curve.values, *suite.ranges[key[1]])
+    bad = np.isnan(values) & np.array(curve.diverged or (False,) * len(curve.seeds))[:, None]
+    return Curve(curve.seeds, curve.env_steps, np.where(bad, 0.0, values), curve.diverged)
+
+
+def final_returns(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> Array:
     """(seeds, tasks) normalised returns at the end of training."""
-    columns = []
-    for task in tasks:
-        values = normalized_curve(suite, results, (variant, task, x)).values
-        columns.append(np.nan_to_num(values[:, -suite.final_points :].mean(1)))
-    return np.stack(columns, axis=1)
+    return _mean_over_points(suite, results, variant, x, tasks, slice(-suite.final_points, None))
 
 
-def effect(suite: Suite, results: Results, variant: str, divisor: int, tasks: Sequence[str]) -> Effect:
-    """How much more an ablation loses at a smaller batch than all adjustments do: a cell of appendix E's table.
+def mean_returns_in_training(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> Array:
+    """(seeds, tasks) normalised returns averaged over all of training: the area under the curve."""
+    return _mean_over_points(suite, results, variant, x, tasks, slice(None))
 
-    Ablations that change nothing at the default batch size share its runs.
-    """
-    at_default = variant if (variant, tasks[0], 1) in results else "all"
+
+def _mean_over_points(
+    suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str], points: slice
+) -> Array:
+    curves = (normalized_curve(suite, results, (results.source(variant, task, x), task, x)).values for task in tasks)
+    return np.stack([np.nan_to_num(values[:, points].mean(1)) for values in curves], axis=1)
+
+
+def ablation_effect(suite: Suite, results: Results, variant: str, divisor: int, tasks: Sequence[str]) -> Effect:
+    """Additional loss of an ablation at a smaller batch, compared with all adjustments (appendix E)."""
     return difference_of_differences(
-        final(suite, results, at_default, 1, tasks),
-        final(suite, results, variant, divisor, tasks),
-        final(suite, results, "all", 1, tasks),
-        final(suite, results, "all", divisor, tasks),
+        *(final_returns(suite, results, name, c, tasks) for name in (variant, "all") for c in (1, divisor))
     )
 
 
-def direct(
+def difference(
     suite: Suite, results: Results, first: tuple[str, int], second: tuple[str, int], tasks: Sequence[str]
 ) -> Effect:
-    """How much higher one cell ends than another, with its one-tailed van Elteren test."""
-    a, b = final(suite, results, *first, tasks), final(suite, results, *second, tasks)
+    """Difference in final return between two variants, with the one-tailed test of the first being better."""
+    a, b = final_returns(suite, results, *first, tasks), final_returns(suite, results, *second, tasks)
     return Effect(float(a.mean() - b.mean()), *van_elteren(a, b))
 
 
-def gap(suite: Suite, results: Results, variant: str, tasks: Sequence[str]) -> tuple[Array, float, tuple[float, float]]:
-    """Largest less smallest batch: by task (tasks,), in the mean, and the latter's 95% bootstrap interval."""
-    at_default = variant if (variant, tasks[0], 1) in results else "all"
-    large = final(suite, results, at_default, 1, tasks)
-    small = final(suite, results, variant, suite.divisors[-1], tasks)
+def batch_gap(
+    suite: Suite, results: Results, variant: str, tasks: Sequence[str]
+) -> tuple[Array, float, tuple[float, float]]:
+    """Final return at the largest less that at the smallest batch.
+
+    Returns:
+        (tasks,) gaps by task, the mean gap, and its 95% bootstrap interval.
+    """
+    large, small = (final_returns(suite, results, variant, c, tasks) for c in (1, suite.divisors[-1]))
     interval = bootstrap_interval((large, small), lambda a, b: float(a.mean() - b.mean()))
     return large.mean(0) - small.mean(0), float(large.mean() - small.mean()), interval
-
-
-def p_text(p: float) -> str:
-    """A probability in print: 0.023, 4.1e-07."""
-    return f"{p:.1e}" if p < 0.001 else f"{p:.3f}"

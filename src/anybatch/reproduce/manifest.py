@@ -1,4 +1,4 @@
-"""By which command, with which seeds and versions and on what machine results were made; no names and no paths."""
+"""manifest.json of a results folder: commands, seeds, versions and machine, without names of users and paths."""
 
 from __future__ import annotations
 
@@ -13,72 +13,85 @@ from typing import Any
 
 from anybatch._version import __version__
 from anybatch.errors import AnybatchError
-from anybatch.reproduce.suites.suite import Figure, Suite, work_of
+from anybatch.reproduce.suites.suite import Figure, Suite, required_runs
 from anybatch.system.atomic_files import write_text
 
 NAME = "manifest.json"
+"""File name of the manifest."""
+
 _PACKAGES = ("torch", "numpy", "envpool", "matplotlib")
+_SCHEMA: dict[Any, Any] = {  # dictionaries with the key ... take any names
+    "suite": str,
+    "about": str,
+    "versions": {...: str},
+    "machine": {"system": str, "architecture": str, "cores": int | None, "gpu": str},
+    "figures": {...: {"runs": int, "env_steps": int, "seeds": [int]}},
+    "calls": [{"command": str, "runs trained": int, "seconds": int | float, "processor seconds": int | float}],
+}
 
 
 def machine() -> dict[str, Any]:
-    """What a reader needs to judge a timing."""
-    return {"system": platform.system(), "architecture": platform.machine(), "cores": os.cpu_count(), "gpu": _gpu()}
+    """Description of this machine, to judge timings by."""
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {"system": platform.system(), "architecture": platform.machine(), "cores": os.cpu_count(), "gpu": gpu}
 
 
 def versions() -> dict[str, str]:
-    """Of Python, anybatch and what it computes with."""
-    found = {"python": platform.python_version(), "anybatch": __version__}
+    """Versions of Python, anybatch and the packages that it computes with."""
+    installed = {"python": platform.python_version(), "anybatch": __version__}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 @dataclass(frozen=True)
-class Call:
+class Command:
     """A finished ``anybatch reproduce run``."""
 
     arguments: Sequence[str]
     trained: int
-    """Runs that were not there before."""
+    """Runs without a result before."""
     seconds: float
     """Wall-clock time."""
     processor_seconds: float
-    """Of this process and those that it started and that have ended."""
+    """Processor time of this process and of its finished children."""
 
 
 def processor_seconds() -> float:
-    """Processor time so far of this process and of its children that have ended."""
+    """Processor time of this process so far, and of its finished children."""
     return sum(os.times()[:4])
 
 
-def add_call(folder: Path, call: Call, suite: Suite, figures: Sequence[Figure]) -> dict[str, Any]:
-    """Note a call beside its results; returns the whole manifest."""
-    known = read_manifest(folder) if (folder / NAME).exists() else {"figures": {}, "calls": []}
-    known |= {"suite": suite.name, "about": suite.about, "versions": versions(), "machine": machine()}
+def add_command(folder: Path, command: Command, suite: Suite, figures: Sequence[Figure]) -> dict[str, Any]:
+    """Add a command to the manifest of a folder; returns the whole manifest."""
+    manifest = read_manifest(folder) if (folder / NAME).exists() else {"figures": {}, "calls": []}
+    manifest |= {"suite": suite.name, "about": suite.about, "versions": versions(), "machine": machine()}
     for figure in figures:
-        jobs = work_of(suite, [figure]).jobs
-        known["figures"][figure.name] = {
-            "runs": len(jobs),
-            "env_steps": sum(cell.config.total_env_steps for cell, _ in jobs),
-            "seeds": sorted({seed for _, seed in jobs}),
+        runs = required_runs(suite, [figure])
+        manifest["figures"][figure.name] = {
+            "runs": len(runs),
+            "env_steps": sum(group.config.total_env_steps for group, _ in runs),
+            "seeds": sorted({seed for _, seed in runs}),
         }
-    known["calls"].append(
+    manifest["calls"].append(
         {
-            "command": " ".join(["anybatch", *without_out(call.arguments)]),
-            "runs trained": call.trained,
-            "seconds": round(call.seconds, 1),
-            "processor seconds": round(call.processor_seconds, 1),
+            "command": " ".join(["anybatch", *without_folder(command.arguments)]),
+            "runs trained": command.trained,
+            "seconds": round(command.seconds, 1),
+            "processor seconds": round(command.processor_seconds, 1),
         }
     )
-    write_text(folder / NAME, json.dumps(known, indent=1) + "\n")
-    return known
+    write_text(folder / NAME, json.dumps(manifest, indent=1) + "\n")
+    return manifest
 
 
-def without_out(arguments: Sequence[str]) -> list[str]:
-    """Arguments without the folder, if it is not relative: a path of this machine says nothing to others."""
+def without_folder(arguments: Sequence[str]) -> list[str]:
+    """Replace an absolute folder of ``--out`` by DIR: a path of this machine means nothing to others."""
     shown = list(arguments)
     for k, argument in enumerate(shown):
         if argument == "--out" and k + 1 < len(shown) and Path(shown[k + 1]).is_absolute():
@@ -89,19 +102,40 @@ def without_out(arguments: Sequence[str]) -> list[str]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What :func:`add_call` wrote.
+    """Read the manifest of a folder.
 
     Raises:
-        AnybatchError: there is none, or it is damaged.
+        AnybatchError: there is none, or an entry is missing or of the wrong type.
     """
+    path = folder / NAME
     try:
-        found: dict[str, Any] = json.loads((folder / NAME).read_text())
-        return found
-    except (OSError, ValueError) as error:
-        raise AnybatchError(f"{folder / NAME} cannot be read: {error}") from error
+        manifest: dict[str, Any] = json.loads(read_regular_file(path))
+        _check(manifest, _SCHEMA, "")
+    except (OSError, ValueError, RecursionError) as error:
+        raise AnybatchError(f"{path} is not a manifest of anybatch reproduce run: {error}") from error
+    return manifest
 
 
-def _gpu() -> str:
-    import torch
+def _check(value: Any, schema: Any, where: str) -> None:
+    """Raise a ValueError unless a value from JSON has the types of the schema."""
+    kind = type(schema) if isinstance(schema, (dict, list)) else schema
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{where[:100] or 'its content'} must be of type {getattr(kind, '__name__', kind)}")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            _check(item, schema[0], f"{where}.{index}")
+    elif isinstance(value, dict):
+        for name in value if ... in schema else schema:
+            _check(value.get(name), schema.get(..., schema.get(name)), f"{where}.{name}".lstrip("."))
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+
+def read_regular_file(path: Path) -> bytes:
+    """Read a file, but not what a link in a folder of somebody else points to, nor a pipe or a device.
+
+    Raises:
+        AnybatchError: it is not a regular file.
+        OSError: it cannot be read.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise AnybatchError(f"{path} is a link or not a regular file, so it is not read")
+    return path.read_bytes()

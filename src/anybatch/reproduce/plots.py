@@ -1,4 +1,4 @@
-"""The look that all figures share. Needs the extra anybatch[plot]."""
+"""Style shared by all figures. Needs the extra anybatch[plot]."""
 
 from __future__ import annotations
 
@@ -9,37 +9,29 @@ from typing import Any
 
 from anybatch.errors import AnybatchError
 
-# Okabe and Ito's palette, told apart by colour-blind readers
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#F0E442",
-    "#000000",
-)
-PALETTE = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)
-"""Colours in the order in which they are used, told apart by colour-blind people too."""
+# Okabe and Ito's palette, which colour-blind readers can distinguish
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, YELLOW, BLACK = "#CC79A7", "#56B4E9", "#F0E442", "#000000"
 
 _STYLE = {
     "figure.dpi": 150,
     "savefig.bbox": "tight",
-    "font.size": 9,
-    "axes.titlesize": 9,
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "legend.fontsize": 9.5,
+    "legend.title_fontsize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
     "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
+    "lines.linewidth": 1.8,
     "legend.frameon": False,
 }
 
 
 def pyplot() -> Any:
-    """Matplotlib's pyplot, drawing to files.
+    """Import Matplotlib's pyplot, set up to draw to files.
 
     Raises:
         AnybatchError: Matplotlib is not installed.
@@ -56,7 +48,7 @@ def pyplot() -> Any:
 
 @contextmanager
 def figure(path: Path, *, columns: int = 1, rows: int = 1, width: float = 5.0, height: float = 3.2) -> Iterator[Any]:
-    """Axes of a new figure, written to ``path`` at the end.
+    """Yield the axes of a new figure, and write it to ``path`` at the end.
 
     Args:
         path: the PNG (or PDF, SVG) file.
@@ -78,7 +70,7 @@ def figure(path: Path, *, columns: int = 1, rows: int = 1, width: float = 5.0, h
 
 
 def in_millions(axis: Any, label: str = "environment steps") -> None:
-    """Label a steps axis in plain units: thousands or millions."""
+    """Label a horizontal axis of steps in thousands or millions."""
     from matplotlib.ticker import FuncFormatter
 
     def text(value: float, _: int) -> str:

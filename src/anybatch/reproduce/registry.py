@@ -1,7 +1,8 @@
-"""All figures and tables, and both suites, by name."""
+"""All figures and tables, and all suites, by name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from anybatch.errors import ConfigError
@@ -22,21 +23,21 @@ from anybatch.reproduce.suites.procgen import procgen, procgen_smoke
 from anybatch.reproduce.suites.suite import Figure, Suite
 
 FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        staleness.FIGURE,
-        invariance.FIGURE,
-        head_to_head.FIGURE,
-        linear_step.FIGURE,
-        adam_betas.FIGURE,
-        tests_table.FIGURE,
-        advantage_std.FIGURE,
-        ewma_grid.FIGURE,
-        cost.FIGURE,
-        scaling_up.FIGURE,
+    module.FIGURE.name: module.FIGURE
+    for module in (
+        staleness,
+        invariance,
+        head_to_head,
+        linear_step,
+        adam_betas,
+        tests_table,
+        advantage_std,
+        ewma_grid,
+        cost,
+        scaling_up,
     )
 }
-"""In the order of the paper."""
+"""Figures in the order of the paper."""
 
 SUITES: dict[tuple[str, str], Callable[[], Suite]] = {
     ("laptop", "full"): laptop,
@@ -44,40 +45,52 @@ SUITES: dict[tuple[str, str], Callable[[], Suite]] = {
     ("procgen", "full"): procgen,
     ("procgen", "smoke"): procgen_smoke,
 }
-"""By name and budget."""
+"""Suites by name and budget."""
 
 
 def figures_of(name: str) -> list[Figure]:
-    """A figure by name, or all of them; with what it reads before it.
+    """Find a figure by its name or by its number in the paper (``figure2``, ``Figure 2``), or all figures.
+
+    Returns:
+        The figure, after the figures whose results it reads.
 
     Raises:
         ConfigError: there is no such figure.
     """
     if name == "all":
         return list(FIGURES.values())
-    if name not in FIGURES:
-        raise ConfigError(f"figure is {name!r}, but must be all or one of {', '.join(FIGURES)}")
-    return [*(FIGURES[other] for other in FIGURES[name].reads), FIGURES[name]]
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for figure in FIGURES.values():
+        if name == figure.name or plain in figure.aliases:
+            return [*(FIGURES[other] for other in figure.reads), figure]
+    numbers = sorted((alias for figure in FIGURES.values() for alias in figure.aliases), key=_number)
+    raise ConfigError(
+        f"figure is {name!r}, but must be all, one of {', '.join(FIGURES)}, or a number of the paper: "
+        f"{numbers[0]} to {numbers[-2]}, {numbers[-1]} (tables 1 to 4 are the hyperparameters of the presets)"
+    )
+
+
+def _number(alias: str) -> tuple[bool, int]:
+    """Key that sorts figures before tables, and each by number."""
+    return alias.startswith("table"), int(re.sub(r"\D", "", alias))
+
+
+def listing() -> str:
+    """One line per figure: name, place in the paper, content, and other names."""
+    return "\n".join(
+        f"{figure.name:15} {figure.paper:17} {figure.about}{' = ' if figure.aliases else ''}{', '.join(figure.aliases)}"
+        for figure in FIGURES.values()
+    )
 
 
 def with_tasks(suite: Suite, figures: list[Figure]) -> list[Figure]:
-    """The figures that a suite still has tasks for, after it was cut.
+    """Leave out figures without any task in a suite that was cut.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: none is left.
     """
-    kept = [figure for figure in figures if _TASKS.get(figure.name, lambda one: one.invariance)(suite)]
+    kept = [figure for figure in figures if figure.tasks(suite)]
     if not kept:
         names = ", ".join(figure.name for figure in figures)
-        raise ConfigError(f"games leaves no task for {names}: the games named are none of its own")
+        raise ConfigError(f"games leaves no task for {names}: these figures have none of the named tasks")
     return kept
-
-
-_TASKS: dict[str, Callable[[Suite], object]] = {
-    "staleness": lambda suite: suite.staleness,
-    "scaling-up": lambda suite: suite.scaling_up,
-    "head-to-head": lambda suite: suite.algorithms["ppo"],
-    "cost": lambda suite: suite.algorithms["ppo"],
-    "ewma-grid": lambda suite: suite.grid in suite.invariance,
-    "adam-betas": lambda suite: any(task in suite.invariance for task in suite.betas),
-}

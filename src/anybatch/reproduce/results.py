@@ -1,4 +1,4 @@
-"""Curves of runs on a common ladder of points, as one compressed CSV for each figure."""
+"""Curves of runs at common points of training, stored as one compressed CSV per figure."""
 
 from __future__ import annotations
 
@@ -6,45 +6,47 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError
 from anybatch.reproduce.statistics import Array
 from anybatch.system.atomic_files import write_bytes
 
 Key = tuple[str, str, int]
-"""Variant, task and place on the ladder."""
+"""Variant, task and x of a group of runs."""
 
-_HEAD = ("variant", "task", "x", "seed", "env_steps", "diverged")
+_HEADER = ("variant", "task", "x", "seed", "env_steps", "diverged")
 _DIGITS = 5
+_UNSMOOTHED_POINTS = 200
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The runs of a cell."""
+    """The curves of a group of runs."""
 
     seeds: tuple[int, ...]
     env_steps: int
     """Environment steps of each run."""
     values: Array
-    """(seeds, points); point k of K belongs to the k-th K-th part of training."""
+    """(seeds, points); point k of K is the mean over the k-th of K equal intervals of training."""
     diverged: tuple[bool, ...] = ()
-    """Which of them were no longer finite at some point."""
+    """Runs whose numbers stopped being finite."""
 
     @property
     def steps(self) -> Array:
-        """(points,) environment steps at which the points are drawn: the ends of their parts."""
+        """(points,) environment steps at the ends of the intervals."""
         points = self.values.shape[1]
         return np.arange(1, points + 1) * (self.env_steps / points)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Curves by variant, task and place on the ladder."""
+    """Curves by variant, task and x."""
 
     curves: Mapping[Key, Curve] = field(default_factory=dict)
 
@@ -57,26 +59,79 @@ class Results:
     def __contains__(self, key: object) -> bool:
         return key in self.curves
 
+    def __or__(self, other: Results) -> Results:
+        return Results({**self.curves, **other.curves})
+
     def variants(self) -> tuple[str, ...]:
         """Variants in the order in which they were run."""
         return tuple(dict.fromkeys(variant for variant, _, _ in self.curves))
 
-    def joined(self, other: Results) -> Results:
-        """Curves of both."""
-        return Results({**self.curves, **other.curves})
+    def source(self, variant: str, task: str, divisor: int) -> str:
+        """The variant whose runs are shown: ablations that change nothing at the default batch share those of "all"."""
+        return "all" if divisor == 1 and (variant, task, 1) not in self.curves else variant
 
 
-def mean_between(edges: Array, steps: Array, episodes: Array, returns: Array) -> Array:
-    """Mean returns of the episodes that ended between neighbouring edges.
+@dataclass(frozen=True)
+class ResultsFolder:
+    """A folder with a table, pictures and a summary per figure; raw runs, in ``runs``, may be deleted."""
+
+    path: Path
+
+    @property
+    def runs(self) -> Path:
+        """Results of stacked runs, or the run folders of a grid."""
+        return self.path / "runs"
+
+    @property
+    def single_runs(self) -> Path:
+        """Results of runs of the ordinary trainer in a stacked suite."""
+        return self.path / "runs" / "single"
+
+    def table(self, figure: str) -> Path:
+        """File with the curves of a figure."""
+        return self.path / f"{figure}.csv.gz"
+
+    def summary(self, figure: str) -> Path:
+        """File with the numbers of a figure in words."""
+        return self.path / f"{figure}.md"
+
+
+def curve_points(columns: dict[str, Array], config: TrainConfig, column: str, points: int, *, diverged: bool) -> Array:
+    """Points of one run: means over equal intervals of training, or unsmoothed values of another column.
+
+    Returns are means over the episodes that ended in an interval, if the run counted them; otherwise over the curve of
+    the last 400 episodes, as in the published curves. Points after the end of a diverged run are NaN.
+    """
+    steps = columns.get("env_steps", np.zeros(0))
+    edges = np.linspace(0, config.total_env_steps, points + 1)
+    if len(steps) == 0:
+        return np.full(points, math.nan)
+    if column == "return" and "episode_return_sum" in columns:
+        values = mean_returns(edges, steps, columns["episodes"], columns["episode_return_sum"])
+    elif column == "return":
+        values = interval_means(edges, steps, columns["mean_episode_return_400"])
+    elif column.startswith("noise_scale"):
+        values = interval_means(edges, steps, columns[column])
+    else:
+        count = min(_UNSMOOTHED_POINTS, len(steps))
+        return columns[column][np.unique(np.round(np.linspace(0, len(steps) - 1, count)).astype(int))]
+    if diverged:
+        values = np.where(edges[1:] > steps[-1], math.nan, values)
+    return values
+
+
+def mean_returns(edges: Array, steps: Array, episodes: Array, returns: Array) -> Array:
+    """Mean returns of the episodes that ended in each interval.
 
     Args:
-        edges: (K + 1,) environment steps.
+        edges: (K + 1,) environment steps between the intervals.
         steps: (rows,) environment steps, increasing.
-        episodes: (rows,) episodes that had ended by then.
-        returns: (rows,) the sum of their returns.
+        episodes: (rows,) number of episodes that had ended by then.
+        returns: (rows,) sum of their returns.
 
     Returns:
-        (K,); where no episode ended, the value before (at the start: after) stands. NaN if none ended at all.
+        (K,). Intervals in which no episode ended take the previous value, or the next one at the start; all are NaN if
+        no episode ended at all.
     """
     zero = np.zeros(1)
     at = np.concatenate([zero, steps])
@@ -84,11 +139,20 @@ def mean_between(edges: Array, steps: Array, episodes: Array, returns: Array) ->
     total = np.diff(np.interp(edges, at, np.concatenate([zero, returns])))
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.where(count > 1e-9, total / count, math.nan)
-    return filled(means)
+    return fill_gaps(means)
 
 
-def mean_of_line(edges: Array, steps: Array, values: Array) -> Array:
-    """Means over the parts between edges of the line through points; NaN points are left out, its ends are level."""
+def interval_means(edges: Array, steps: Array, values: Array) -> Array:
+    """Means of a piecewise linear curve over intervals; NaN points are skipped, and the ends continue level.
+
+    Args:
+        edges: (K + 1,) environment steps between the intervals.
+        steps: (rows,) environment steps, increasing.
+        values: (rows,).
+
+    Returns:
+        (K,), NaN if all values are.
+    """
     known = np.isfinite(values)
     if not known.any():
         return np.full(len(edges) - 1, math.nan)
@@ -97,8 +161,8 @@ def mean_of_line(edges: Array, steps: Array, values: Array) -> Array:
     return np.asarray((heights[:, 1:] + heights[:, :-1]).mean(1) / 2)
 
 
-def filled(values: Array) -> Array:
-    """NaN replaced by the value before it, or after it at the start."""
+def fill_gaps(values: Array) -> Array:
+    """Replace NaN by the previous value, or by the next one at the start."""
     known = np.flatnonzero(np.isfinite(values))
     if len(known) == 0:
         return values
@@ -107,45 +171,42 @@ def filled(values: Array) -> Array:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Write curves as a gzipped CSV, a row for each run; equal results give equal bytes."""
+    """Write curves as a gzipped CSV, one row per run; equal results give equal bytes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     points = max((curve.values.shape[1] for curve in results.curves.values()), default=0)
-    writer.writerow([*_HEAD, *(f"p{k + 1}" for k in range(points))])
+    writer.writerow([*_HEADER, *(f"p{k + 1}" for k in range(points))])
     for (variant, task, x), curve in results.curves.items():
         diverged = curve.diverged or (False,) * len(curve.seeds)
         for seed, bad, row in zip(curve.seeds, diverged, curve.values, strict=True):
-            writer.writerow([variant, task, x, seed, curve.env_steps, int(bad), *map(_format, row)])
+            fields = ("" if math.isnan(value) else f"{value:.{_DIGITS}g}" for value in row)
+            writer.writerow([variant, task, x, seed, curve.env_steps, int(bad), *fields])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def read_results(path: Path) -> Results:
-    """Read what :func:`write_results` wrote.
+    """Read a table of :func:`write_results`.
 
     Raises:
-        AnybatchError: there is no such file, or it is something else.
+        AnybatchError: there is no such file, or it is not such a table.
     """
     if not path.is_file():
-        raise AnybatchError(
-            f"{path} does not exist; make it with: anybatch reproduce run {path.name.partition('.')[0]}"
-        )
+        name = path.name.partition(".")[0]
+        raise AnybatchError(f"{path} does not exist; make it with: anybatch reproduce run {name}")
     try:
-        rows = list(csv.reader(gzip.decompress(path.read_bytes()).decode().splitlines()))
-        return Results(dict(_curves(rows[1:])))
-    except (OSError, EOFError, ValueError, IndexError) as error:
+        with gzip.open(path, "rt", newline="") as file:
+            return Results(dict(_curves(csv.reader(file))))
+    except (OSError, EOFError, ValueError, IndexError, csv.Error) as error:
         raise AnybatchError(f"{path} is not a table of results: {error}") from error
 
 
-def _curves(rows: Sequence[Sequence[str]]) -> Iterator[tuple[Key, Curve]]:
-    groups: dict[Key, list[Sequence[str]]] = {}
-    for row in rows:
+def _curves(reader: Iterator[list[str]]) -> Iterator[tuple[Key, Curve]]:
+    groups: dict[Key, list[list[str]]] = {}
+    next(reader, None)
+    for row in reader:
         groups.setdefault((row[0], row[1], int(row[2])), []).append(row)
-    for key, group in groups.items():
-        values = np.array([[float(x or "nan") for x in row[len(_HEAD) :]] for row in group])
-        seeds, diverged = tuple(int(row[3]) for row in group), tuple(row[5] == "1" for row in group)
-        yield key, Curve(seeds, int(group[0][4]), values, diverged)
-
-
-def _format(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.{_DIGITS}g}"
+    for key, rows in groups.items():
+        values = np.array([[float(x or "nan") for x in row[len(_HEADER) :]] for row in rows])
+        seeds, diverged = tuple(int(row[3]) for row in rows), tuple(row[5] == "1" for row in rows)
+        yield key, Curve(seeds, int(rows[0][4]), values, diverged)

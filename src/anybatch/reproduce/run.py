@@ -1,212 +1,170 @@
-"""Train what figures need, and gather it: stacked in this process, or as a grid of processes."""
+"""Train the runs that figures need, stacked in this process or as a grid of processes, and collect their curves."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError
-from anybatch.grid.job import finished, go_on
-from anybatch.grid.runner import Job, Outcome, run_grid
+from anybatch.grid.job import Job
+from anybatch.grid.run_folder import finished, train_or_resume
+from anybatch.grid.runner import run_grid
+from anybatch.reproduce.claims import as_markdown, claims_of
 from anybatch.reproduce.figures.scaling_up import NOISE
 from anybatch.reproduce.results import (
     Curve,
     Key,
     Results,
-    mean_between,
-    mean_of_line,
+    ResultsFolder,
+    curve_points,
     read_results,
     write_results,
 )
 from anybatch.reproduce.stacked import launch, read_result, result_path
 from anybatch.reproduce.statistics import Array
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite, job_seeds, work_of
+from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds, required_runs
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
 
 Launcher = Literal["local", "ray", "print", "here"]
-
-_UNSMOOTHED = 200
-_RETURN = "mean_episode_return_400"
-
-
-@dataclass(frozen=True)
-class Place:
-    """A folder of results: raw runs in ``runs``, which may be deleted, and one table a figure beside it."""
-
-    folder: Path
-
-    @property
-    def runs(self) -> Path:
-        """Results of stacked runs, or a run folder for each run of a grid."""
-        return self.folder / "runs"
-
-    @property
-    def singles(self) -> Path:
-        """Results of runs that the ordinary trainer made."""
-        return self.folder / "runs" / "single"
-
-    def table(self, name: str) -> Path:
-        """A figure's curves."""
-        return self.folder / f"{name}.csv.gz"
-
-    def words(self, name: str) -> Path:
-        """A figure's numbers in words."""
-        return self.folder / f"{name}.md"
+"""Launchers of :func:`anybatch.grid.runner.run_grid`, or one run after another in this process."""
 
 
 def train_all(
     suite: Suite,
     figures: Sequence[Figure],
-    place: Place,
+    folder: ResultsFolder,
     *,
     launcher: Launcher = "local",
     processes: int | None = 1,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> bool:
-    """Train every run that figures need and that is not there yet.
+    """Train every run that figures need and that has no result yet.
 
     Args:
         suite: tasks and hyperparameters.
-        figures: what is wanted.
-        place: where results are kept.
-        launcher: of suites that are not stacked: that of :func:`anybatch.grid.runner.run_grid`, or ``here``, one after
-            another in this process.
-        processes: runs, or stacks, at the same time; None as many as a Ray cluster has room for.
-        on_done: called with finished and all runs.
+        figures: figures to train for.
+        folder: folder of the results.
+        launcher: how to start the runs of a suite that is not stacked.
+        processes: number of simultaneous runs, or stacks; None for the capacity of a Ray cluster.
+        on_done: called with the number of finished runs and of all runs.
 
     Returns:
-        Whether all are there now; not so after ``print``, or where runs failed or were stopped.
+        Whether all results exist now; not after ``print``, or if runs failed or were stopped.
     """
-    jobs = work_of(suite, figures).jobs
+    required = required_runs(suite, figures)
     if suite.stacked:
-        stacked, single = ([(c, s) for c, s in jobs if c.single == kind] for kind in (False, True))
-        for chosen, folder, how in ((stacked, place.runs, "vectorized"), (single, place.singles, "single")):
+        for single, path in ((False, folder.runs), (True, folder.single_runs)):
+            chosen = [(group.config, seed) for group, seed in required if group.single == single]
             if chosen:
-                configs, seeds = [cell.config for cell, _ in chosen], [seed for _, seed in chosen]
-                launch(configs, seeds, folder, launcher=how, processes=processes or 1, on_done=on_done)  # type: ignore[arg-type]
+                configs, seeds = zip(*chosen, strict=True)
+                how: Literal["single", "vectorized"] = "single" if single else "vectorized"
+                launch(configs, seeds, path, launcher=how, processes=processes or 1, on_done=on_done)
         return True
-    named = [Job(cell.config, seed, f"{cell.variant} {cell.task} {cell.x}") for cell, seed in jobs]
-    if not named:
+    jobs = [Job(group.config, seed, f"{group.variant} {group.task} {group.x}") for group, seed in required]
+    if not jobs:
         return True
     if launcher == "here":
-        for done, job in enumerate(named):
-            on_done(done, len(named))
-            if not _train_here(job, place):
+        return _train_here(jobs, folder, on_done)
+    outcomes = run_grid(jobs, folder.runs, launcher=launcher, processes=processes).outcomes
+    # a run that diverged is a result, too
+    return all(o.status == "done" or (o.status == "failed" and "not finite" in o.error) for o in outcomes)
+
+
+def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[int, int], None]) -> bool:
+    """Train one run after another; returns whether none was interrupted."""
+    for done, job in enumerate(jobs):
+        on_done(done, len(jobs))
+        with contextlib.suppress(DivergenceError):  # the curve ends there
+            if train_or_resume(job.config, folder.runs / job.folder_name, job.seed, quiet=True).interrupted:
                 return False
-        on_done(len(named), len(named))
-        return True
-    outcomes = run_grid(named, place.runs, launcher=launcher, processes=processes).outcomes
-    return all(outcome.status == "done" or _diverged(outcome) for outcome in outcomes)
-
-
-def _diverged(outcome: Outcome) -> bool:
-    """Whether a run ended because its numbers were no longer finite: a result too."""
-    return outcome.status == "failed" and "not finite" in outcome.error
-
-
-def _train_here(job: Job, place: Place) -> bool:
-    """Whether the run has ended, rather than been stopped."""
-    with contextlib.suppress(DivergenceError):  # the curve ends there
-        return not go_on(job.config, place.runs / job.address, job.seed, quiet=True).interrupted
+    on_done(len(jobs), len(jobs))
     return True
 
 
-def is_done(suite: Suite, cell: Cell, seed: int, place: Place) -> bool:
+def is_done(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> bool:
     """Whether a run has its result."""
+    path = _run_path(suite, group, seed, folder)
+    return path.exists() if suite.stacked else finished(path, group.config)
+
+
+def _run_path(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> Path:
+    """File with the result of a stacked run, or the run folder of a job."""
     if suite.stacked:
-        return result_path(place.singles if cell.single else place.runs, cell.config, seed).exists()
-    return finished(place.runs / Job(cell.config, seed).address, cell.config)
+        return result_path(folder.single_runs if group.single else folder.runs, group.config, seed)
+    return folder.runs / Job(group.config, seed).folder_name
 
 
-def gather(suite: Suite, figure: Figure, place: Place) -> Results:
-    """A figure's curves from its runs.
+def _run_columns(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> tuple[dict[str, Array], bool]:
+    """Columns of a run's progress, and whether it diverged."""
+    path = _run_path(suite, group, seed, folder)
+    if suite.stacked:
+        if not path.exists():
+            raise AnybatchError(
+                f"a run of {group.variant} on {group.task} at {group.x} is missing; run the figure first"
+            )
+        result = read_result(path)
+        return result.columns, result.diverged
+    table = read_progress(path / PROGRESS) if (path / PROGRESS).exists() else {}
+    return {name: np.array(values) for name, values in table.items()}, not finished(path, group.config)
+
+
+def collect_curves(suite: Suite, figure: Figure, folder: ResultsFolder) -> Results:
+    """Read a figure's curves from its runs.
 
     Raises:
         AnybatchError: a run is missing.
     """
     curves: dict[Key, Curve] = {}
-    for cell in figure.cells(suite):
-        seeds = job_seeds(suite, figure.name, cell)
-        column = "noise_scale_adam" if cell.variant == NOISE else figure.column
-        rows, bad = [], []
+    for group in figure.runs(suite):
+        seeds = group_seeds(suite, figure.name, group)
+        column = "noise_scale_adam" if group.variant == NOISE else figure.column
+        rows, diverged = [], []
         for seed in seeds:
-            columns, diverged = _columns(suite, cell, seed, place)
-            rows.append(curve_of(columns, cell.config, column, suite.points, diverged=diverged))
-            bad.append(diverged)
+            columns, bad = _run_columns(suite, group, seed, folder)
+            rows.append(curve_points(columns, group.config, column, suite.points, diverged=bad))
+            diverged.append(bad)
         length = max(len(row) for row in rows)
         values = np.array([np.pad(row, (0, length - len(row)), constant_values=math.nan) for row in rows])
-        curves[cell.variant, cell.task, cell.x] = Curve(seeds, cell.config.total_env_steps, values, tuple(bad))
+        key = group.variant, group.task, group.x
+        curves[key] = Curve(seeds, group.config.total_env_steps, values, tuple(diverged))
     return Results(curves)
 
 
-def _columns(suite: Suite, cell: Cell, seed: int, place: Place) -> tuple[dict[str, Array], bool]:
-    if suite.stacked:
-        path = result_path(place.singles if cell.single else place.runs, cell.config, seed)
-        if not path.exists():
-            raise AnybatchError(f"a run of {cell.variant} on {cell.task} at {cell.x} is missing; run the figure first")
-        result = read_result(path)
-        return result.columns, result.diverged
-    folder = place.runs / Job(cell.config, seed).address
-    progress = folder / PROGRESS
-    table = read_progress(progress) if progress.exists() else {}
-    columns = {name: np.array(values) for name, values in table.items()}
-    return columns, not finished(folder, cell.config)
-
-
-def curve_of(columns: dict[str, Array], config: TrainConfig, column: str, points: int, *, diverged: bool) -> Array:
-    """The points of one run: means over equal parts of training, or unsmoothed values of another column.
-
-    Returns are means over the episodes that ended in a part, where they were counted, else over the curve of the last
-    400 episodes that the published curves show. What a diverged run did not live to see is NaN.
-    """
-    steps = columns.get("env_steps", np.zeros(0))
-    edges = np.linspace(0, config.total_env_steps, points + 1)
-    if len(steps) == 0:
-        return np.full(points, math.nan)
-    if column == "return" and "episode_return_sum" in columns:
-        values = mean_between(edges, steps, columns["episodes"], columns["episode_return_sum"])
-    elif column == "return":
-        values = mean_of_line(edges, steps, columns[_RETURN])
-    elif column.startswith("noise_scale"):
-        values = mean_of_line(edges, steps, columns[column])
-    else:
-        kept = np.unique(np.round(np.linspace(0, len(steps) - 1, min(_UNSMOOTHED, len(steps)))).astype(int))
-        return columns[column][kept]
-    if diverged:
-        values = np.where(edges[1:] > steps[-1], math.nan, values)
-    return values
-
-
-def make_table(suite: Suite, figure: Figure, place: Place) -> None:
-    """Write a figure's curves, or measure them."""
+def write_table(suite: Suite, figure: Figure, folder: ResultsFolder) -> None:
+    """Write a figure's table from its runs, or from its measurements."""
     if figure.measure is not None:
-        write_results(place.table(figure.name), figure.measure(suite))
-    elif figure.own:
-        write_results(place.table(figure.name), gather(suite, figure, place))
+        write_results(folder.table(figure.name), figure.measure(suite))
+    elif figure.has_table:
+        write_results(folder.table(figure.name), collect_curves(suite, figure, folder))
 
 
-def results_of(figure: Figure, place: Place, by_name: dict[str, Figure]) -> Results:
-    """A figure's curves and those of the figures that it reads, from their tables."""
+def read_tables(figure: Figure, folder: ResultsFolder, by_name: dict[str, Figure]) -> Results:
+    """Results of a figure and of the figures that it reads."""
     results = Results()
     for name in (*figure.reads, figure.name):
-        if by_name[name].own:
-            results = results.joined(read_results(place.table(name)))
+        if by_name[name].has_table:
+            results |= read_results(folder.table(name))
     return results
 
 
-def draw_figure(suite: Suite, figure: Figure, place: Place, by_name: dict[str, Figure]) -> list[Path]:
-    """Draw a figure from its tables, and write its numbers in words beside it."""
-    if not place.folder.is_dir():
-        raise ConfigError(f"out is {str(place.folder)!r}, which does not exist; run the figure first")
-    results = results_of(figure, place, by_name)
-    paths = figure.draw(suite, results, place.folder)
-    place.words(figure.name).write_text("\n\n".join(figure.summary(suite, results)) + "\n")
+def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder, by_name: dict[str, Figure]) -> list[Path]:
+    """Draw a figure from the tables, and write its numbers in words beside it."""
+    if not folder.path.is_dir():
+        raise ConfigError(f"out is {str(folder.path)!r}, which does not exist; run the figure first")
+    results = read_tables(figure, folder, by_name)
+    paths = figure.draw(suite, results, folder.path)
+    folder.summary(figure.name).write_text("\n\n".join(figure.summary(suite, results)) + "\n")
     return paths
+
+
+def write_claims(suite: Suite, folder: ResultsFolder) -> Path:
+    """Write ``claims.md`` beside the tables."""
+    path = folder.summary("claims")
+    path.write_text(as_markdown(claims_of(suite, folder)))
+    return path

@@ -1,6 +1,6 @@
-"""The statistics of the paper: normalised returns, bands, and the hypothesis tests of appendix E.
+"""Statistics of the paper: normalised returns, bands, and the hypothesis tests of appendix E.
 
-Results stand in arrays (seeds, tasks); the tasks, 16 games in the paper, are the strata of the tests.
+Results are arrays (seeds, tasks). The tasks, 16 games in the paper, are the strata of the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FINAL_WINDOW = 4_000_000
 
 
 class ZTest(NamedTuple):
-    """A one-tailed test by the normal distribution."""
+    """A one-tailed test with the normal distribution."""
 
     z: float
     p: float
@@ -43,21 +43,20 @@ class Band(NamedTuple):
 
 
 def van_elteren(a: ArrayLike, b: ArrayLike) -> ZTest:
-    """Whether ``a`` tends to be larger than ``b``: the one-tailed van Elteren test of appendix E.
+    """Test whether ``a`` tends to be larger than ``b``: the one-tailed van Elteren test of appendix E.
 
-    The stratified Mann-Whitney test. In each stratum U counts the pairs with a > b, ties as 1/2. Under the null
-    hypothesis that a and b are exchangeable in every stratum, U has mean ``n m / 2`` and, for N = n + m values of which
-    groups of t are tied, variance ``n m / 12 * (N + 1 - sum(t^3 - t) / (N (N - 1)))``. Van Elteren weighs a stratum by
-    ``1 / (N + 1)``, the locally best choice; here every stratum has the same N, so the weights cancel:
-    ``z = sum(U - n m / 2) / sqrt(sum(var))``. There is no continuity correction. A stratum where all values are tied
-    adds nothing to either sum; if that holds for all, z is 0 and p is 1/2.
+    This is the stratified Mann-Whitney test. In each stratum U counts the pairs with a > b, ties as 1/2. Under the null
+    hypothesis that a and b are exchangeable in every stratum, U has mean ``n m / 2`` and, for N = n + m values with
+    groups of t ties, variance ``n m / 12 * (N + 1 - sum(t^3 - t) / (N (N - 1)))``. Van Elteren weights a stratum by
+    ``1 / (N + 1)``; every stratum has the same N here, so ``z = sum(U - n m / 2) / sqrt(sum(var))``, without a
+    continuity correction. If all values are tied in every stratum, z is 0 and p is 1/2.
 
     Args:
         a: (n seeds, strata).
-        b: (m seeds, strata); m may differ from n.
+        b: (m seeds, strata).
 
     Returns:
-        z and the probability of at least this z under the null hypothesis.
+        z, and the probability of at least this z under the null hypothesis.
 
     Raises:
         ValueError: not two dimensions, no seeds, different strata, or NaN.
@@ -65,8 +64,8 @@ def van_elteren(a: ArrayLike, b: ArrayLike) -> ZTest:
     a, b = _pair(a, b)
     pooled = np.concatenate([a, b])
     total = len(pooled)
-    tied_with = (pooled[:, None] == pooled).sum(0)  # (N, strata): t of the group that each value is in, itself included
-    ties = (tied_with**2 - 1).sum(0)  # t values a group with t^2 - 1 each: t^3 - t
+    tied_with = (pooled[:, None] == pooled).sum(0)  # (N, strata): size t of the group of ties of each value
+    ties = (tied_with**2 - 1).sum(0)  # t values per group with t^2 - 1 each: t^3 - t
     pairs = len(a) * len(b)
     variance = float((pairs / 12 * (total + 1 - ties / (total * (total - 1)))).sum())
     if (tied_with == total).all():
@@ -93,21 +92,20 @@ def bonferroni_threshold(level: float, hypotheses: int) -> float:
 def difference_of_differences(
     ablation_default: ArrayLike, ablation_small: ArrayLike, default: ArrayLike, small: ArrayLike
 ) -> Effect:
-    """How much more an ablation loses at a small batch than the original does: a cell of appendix E's table.
+    """Additional loss of an ablation at a small batch, compared with the original: a cell of appendix E's table.
 
-    The loss of a seed is its final normalised return at the default batch size less that at the small one. Seeds are
-    paired in the order they stand in, which is arbitrary, as no run shares anything with the one at the other batch
-    size. Ablations (a) to (c) change nothing at the default batch size: pass the same runs, in the same order, as both
-    defaults. What the two samples of losses then share makes the test conservative.
+    The loss of a seed is its final normalised return at the default batch size less that at the small one; the order of
+    seeds is arbitrary. Ablations (a) to (c) change nothing at the default batch size: pass the same runs as both
+    defaults. The two samples of losses are then correlated, which makes the test conservative.
 
     Args:
-        ablation_default: (n seeds, tasks), final normalised returns of the ablation at the default batch size.
-        ablation_small: (n seeds, tasks), at the small one.
-        default: (m seeds, tasks), those of the original experiment at the default batch size.
-        small: (m seeds, tasks), at the small one.
+        ablation_default: (n seeds, tasks) final normalised returns of the ablation at the default batch size.
+        ablation_small: (n seeds, tasks) of the ablation at the small one.
+        default: (m seeds, tasks) of the original at the default batch size.
+        small: (m seeds, tasks) of the original at the small one.
 
     Returns:
-        The mean difference of the losses, positive if the ablation loses more, and its van Elteren test.
+        Mean difference of the losses, positive if the ablation loses more, and its van Elteren test.
 
     Raises:
         ValueError: shapes that do not fit, or NaN.
@@ -123,7 +121,7 @@ def difference_of_differences(
 
 
 def normalized(returns: ArrayLike, low: ArrayLike, high: ArrayLike) -> Array:
-    """Normalised returns ``(R - low) / (high - low)`` (section 5.2); the three broadcast against each other.
+    """Normalised returns ``(R - low) / (high - low)`` (section 5.2); the arguments are broadcast.
 
     Raises:
         ValueError: a range whose high is not above its low.
@@ -135,15 +133,15 @@ def normalized(returns: ArrayLike, low: ArrayLike, high: ArrayLike) -> Array:
 
 
 def band(values: ArrayLike) -> Band:
-    """Mean, standard deviation and standard error over seeds, as in the bands and bars of the paper's figures.
+    """Mean, standard deviation (with n - 1) and standard error over seeds, as in the paper's figures.
 
-    Average over tasks before, so that the band shows how much a whole repetition of the experiment varies.
+    Average over tasks first, so that the band shows the variation of a whole repetition of the experiment.
 
     Args:
-        values: (seeds, ...); NaN stays NaN.
+        values: (seeds, ...).
 
     Returns:
-        Arrays (...). Deviation (with n - 1) and error are NaN for a single seed.
+        Arrays (...). Deviation and error are NaN for a single seed.
 
     Raises:
         ValueError: no seeds.
@@ -159,10 +157,7 @@ def band(values: ArrayLike) -> Band:
 
 
 def final_average(steps: ArrayLike, values: ArrayLike, window: float = FINAL_WINDOW) -> Array:
-    """The mean of curves over the last ``window`` environment steps (figures 3, 4 and appendix E).
-
-    Curves are read as straight lines between their points, so points may be unevenly spaced and the window may start
-    between two of them.
+    """Mean of piecewise linear curves over the last ``window`` environment steps (figures 3, 4 and appendix E).
 
     Args:
         steps: (points,), increasing.
@@ -192,9 +187,7 @@ def final_average(steps: ArrayLike, values: ArrayLike, window: float = FINAL_WIN
 
 
 def iqm(values: ArrayLike) -> float:
-    """The interquartile mean over all seeds and tasks together, as rliable defines it (Agarwal et al., 2021).
-
-    A quarter of the values, rounded down, is left out at each end.
+    """Interquartile mean over seeds and tasks (Agarwal et al., 2021): without the lowest and the highest quarter.
 
     Raises:
         ValueError: no values, or NaN.
@@ -207,7 +200,7 @@ def iqm(values: ArrayLike) -> float:
 
 
 def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> float:
-    """The mean over tasks of P(a > b) + P(a = b) / 2, as rliable defines it (Agarwal et al., 2021).
+    """Mean over tasks of P(a > b) + P(a = b) / 2 (Agarwal et al., 2021).
 
     Args:
         a: (n seeds, tasks).
@@ -228,16 +221,16 @@ def bootstrap_interval(
     repetitions: int = 2000,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """The stratified percentile bootstrap: seeds are drawn with replacement within each task (Agarwal et al., 2021).
+    """Stratified percentile bootstrap: seeds are drawn with replacement within each task (Agarwal et al., 2021).
 
     With n seeds the interval is too narrow by a factor of about ``sqrt((n - 1) / n)``, 0.8 for three.
 
     Args:
-        values: (seeds, tasks), or a tuple of such arrays, resampled independently.
-        statistic: a number from as many arrays as ``values`` has.
-        level: the share of the bootstrap distribution inside the interval.
-        repetitions: resamples.
-        seed: of the resampling.
+        values: (seeds, tasks), or a tuple of such arrays, which are resampled independently.
+        statistic: function of these arrays.
+        level: probability mass inside the interval.
+        repetitions: number of resamples.
+        seed: seed of the resampling.
 
     Returns:
         Both ends of the interval.

@@ -1,123 +1,173 @@
-"""The look of the paper's figures: curves with bands, batch sizes as a gradient, and the words for what was changed."""
+"""Labels and colours of the variants, and panels of learning curves."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anybatch.reproduce import plots
-from anybatch.reproduce.results import Curve, Key, Results
-from anybatch.reproduce.statistics import Array, band, normalized
+from anybatch.reproduce.finals import normalized_curve
+from anybatch.reproduce.results import Results
+from anybatch.reproduce.statistics import Array, band
 from anybatch.reproduce.suites.suite import Suite
 
-LABELS: dict[str, str] = {
-    "all": "all adjustments",
-    "no-adam-step": "(a) no Adam step size adjustment",
-    "no-advantage-norm": "(b) no adv. norm. adjustment",
-    "no-ewma-adjustment": "(c) no EWMA adjustment",
-    "no-ewma": "(d) no EWMA at all",
-    "no-policy-iterations": r"(e) no $N_\pi$ adjustment",
-    "kl-256": r"KL penalty $\beta/256$, no EWMA",
-    "linear-step": "linear Adam step size adjustment",
-    "beta2": r"adjusting $\beta_2$",
-    "both-betas": r"adjusting $\beta_1$ and $\beta_2$",
-    "recent": r"(a) $\pi_{\theta_{old}}=\pi_{\theta_{recent}}$",
-    "decoupled": "(b) decoupled objective",
-    "behavior": r"(c) $\pi_{\theta_{old}}=\pi_{\theta_{behav}}$",
-    "ppo": "PPO",
-    "ppo-ewma": "PPO-EWMA",
-    "ppg": "PPG",
-    "ppg-ewma": "PPG-EWMA",
-    "paper": "the paper's rules",
-    "fixed-minibatch": "fixed minibatch size",
-    "none": "no rule",
+_VARIANTS = {
+    "all": ("all adjustments", plots.BLUE),
+    "no-adam-step": ("(a) step size not adjusted", plots.VERMILION),
+    "no-advantage-norm": ("(b) normalisation not adjusted", plots.GREEN),
+    "no-ewma-adjustment": ("(c) EWMA not adjusted", plots.ORANGE),
+    "no-ewma": ("(d) no EWMA", plots.PURPLE),
+    "no-policy-iterations": ("(e) phase length not adjusted", plots.SKY),
+    "linear-step": ("linear step size rule", plots.YELLOW),
+    "kl-256": ("no EWMA, KL penalty 256 times weaker", plots.BLACK),
+    "beta2": ("Adam's β2 also adjusted", plots.GREEN),
+    "both-betas": ("Adam's β1 and β2 also adjusted", plots.ORANGE),
+    "recent": ("(a) old policy = recent policy", plots.VERMILION),
+    "decoupled": ("(b) decoupled objective", plots.BLUE),
+    "behavior": ("(c) old policy = behaviour policy", plots.GREEN),
+    "ppo": ("PPO", plots.SKY),
+    "ppo-ewma": ("PPO-EWMA", plots.BLUE),
+    "ppg": ("PPG", plots.ORANGE),
+    "ppg-ewma": ("PPG-EWMA", plots.VERMILION),
+    "paper": ("the paper's rules", plots.BLUE),
+    "fixed-minibatch": ("fixed minibatch size", plots.GREEN),
+    "none": ("no adjustment", plots.VERMILION),
 }
-"""Words for the variants, in the paper's notation."""
+LABELS: dict[str, str] = {name: label for name, (label, _) in _VARIANTS.items()}
+"""Names of the variants in figures, tables and claims."""
+COLORS: dict[str, str] = {name: color for name, (_, color) in _VARIANTS.items()}
+"""Colour of a variant in every figure. Batch sizes and delays are shades of :func:`gradient`."""
 
-PLAIN: dict[str, str] = {
-    **LABELS,
-    "no-policy-iterations": "(e) no N_π adjustment",
-    "beta2": "adjusting β2",
-    "both-betas": "adjusting β1 and β2",
-}
-"""The same without mathematics, for running text."""
-
-ALGORITHM_COLORS = {"ppo": plots.SKY, "ppo-ewma": plots.BLUE, "ppg": plots.ORANGE, "ppg-ewma": plots.VERMILION}
-PANEL = 2.6
-"""Inches of a panel's width; three of them fill a page, one a column."""
 NORMALIZED = "normalised return"
+_TITLE_WIDTH = 34  # characters
+
+
+@dataclass(frozen=True)
+class Line:
+    """A learning curve in a panel."""
+
+    variant: str
+    x: int
+    label: str
+    color: Any
+    reference: bool = False
+    """Dotted and without a band."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Learning curves, each averaged over the tasks."""
+
+    title: str
+    tasks: Sequence[str]
+    lines: Sequence[Line]
 
 
 def gradient(count: int) -> list[Any]:
-    """Colours from dark (first) to light that keep their order in grey print and for colour-blind readers."""
+    """Colours from dark to light whose order is visible in grey print and to colour-blind readers."""
     return [plots.pyplot().get_cmap("viridis")(x) for x in np.linspace(0.0, 0.88, count)]
 
 
+def batch_lines(suite: Suite, results: Results, variant: str, task: str) -> list[Line]:
+    """Lines of a variant at every batch size."""
+    colors = gradient(len(suite.divisors))
+    return [
+        Line(results.source(variant, task, divisor), divisor, suite.batch_label(divisor), color)
+        for divisor, color in zip(suite.divisors, colors, strict=True)
+    ]
+
+
 @contextmanager
-def panels(path: Path, columns: int, rows: int = 1, *, width: float = PANEL, height: float = 2.1) -> Iterator[Any]:
-    """A figure with a flat array of axes, even if there is one."""
+def panels(path: Path, columns: int, rows: int = 1, *, width: float = 3.0, height: float = 2.4) -> Iterator[Any]:
+    """A new figure with a flat array of axes, written to ``path`` at the end; sizes are inches per panel."""
     with plots.figure(path, columns=columns, rows=rows, width=width, height=height) as axes:
         yield np.atleast_1d(np.asarray(axes, dtype=object))
 
 
-def normalized_curve(suite: Suite, results: Results, key: Key) -> Curve:
-    """A cell's curves as normalised returns; after a divergence they are 0."""
-    curve = results[key]
-    values = normalized(curve.values, *suite.ranges[key[1]])
-    bad = np.isnan(values) & np.array(curve.diverged or (False,) * len(curve.seeds))[:, None]
-    return Curve(curve.seeds, curve.env_steps, np.where(bad, 0.0, values), curve.diverged)
+def draw_panels(
+    path: Path, suite: Suite, results: Results, content: Sequence[Panel], *, columns: int = 3, legend_title: str = ""
+) -> Path:
+    """Draw panels of learning curves with one legend; returns ``path``."""
+    columns = min(columns, len(content))
+    with panels(path, columns, math.ceil(len(content) / columns)) as axes:
+        for index, panel in enumerate(content):
+            draw_panel(axes[index], suite, results, panel)
+            if index % columns == 0:
+                axes[index].set_ylabel(NORMALIZED)
+        for axis in axes[len(content) :]:
+            axis.axis("off")
+        legend(axes, title=legend_title)
+    return path
 
 
-def mean_over_tasks(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> tuple[Array, Array]:
-    """Progress (points,) from 0 to 1 and normalised returns (seeds, points), averaged over tasks."""
-    values = np.stack([normalized_curve(suite, results, (variant, task, x)).values for task in tasks])
-    points = values.shape[-1]
-    return np.arange(1, points + 1) / points, values.mean(0)
+def draw_tasks(
+    path: Path, suite: Suite, results: Results, tasks: Sequence[str], lines: Sequence[Line], legend_title: str = ""
+) -> Path:
+    """Draw the same lines in a panel for each task; returns ``path``."""
+    content = [Panel(suite.labels[task], (task,), lines) for task in tasks]
+    return draw_panels(path, suite, results, content, columns=4, legend_title=legend_title)
 
 
-def line(axis: Any, x: Array, values: Array, *, color: Any, label: str = "", style: str = "-") -> None:
-    """Mean of (seeds, points) with a band of one standard deviation over seeds."""
-    mean, deviation, _ = band(values)
-    axis.plot(x, mean, style, color=color, label=label)
-    if len(values) > 1:
-        axis.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.18, linewidth=0)
+def draw_panel(axis: Any, suite: Suite, results: Results, panel: Panel) -> None:
+    """Draw the mean over tasks of each line, with a band of one standard deviation over seeds."""
+    length = steps_axis(
+        axis, {results[line.variant, task, line.x].env_steps for line in panel.lines for task in panel.tasks}
+    )
+    for line in panel.lines:
+        curves = [normalized_curve(suite, results, (line.variant, task, line.x)).values for task in panel.tasks]
+        mean, deviation, _ = band(np.mean(curves, axis=0))
+        x = np.arange(1, len(mean) + 1) / len(mean) * length
+        axis.plot(x, mean, ":" if line.reference else "-", color=line.color, label=line.label)
+        if not line.reference and np.isfinite(deviation).all():
+            axis.fill_between(x, mean - deviation, mean + deviation, color=line.color, alpha=0.18, linewidth=0)
+    axis.set_ylim(-0.05, 1.08)
+    axis.set_title(textwrap.fill(panel.title, _TITLE_WIDTH))
 
 
-def steps_axis(axis: Any, suite: Suite, tasks: Sequence[str], env_steps: Sequence[int]) -> float:
-    """Label the steps axis; where tasks differ in length, as a share. Returns what progress is multiplied with."""
-    same = len(set(env_steps)) == 1
-    length = float(env_steps[0]) if same else 1.0
+def draw_ends(axis: Any, x: Sequence[float], values: Sequence[Array], variant: str, *, marker_size: float = 5) -> None:
+    """Draw mean and standard deviation over seeds of a variant's final returns, one array (seeds,) for each x."""
+    ends = [band(returns) for returns in values]
+    means, deviations = [float(end.mean) for end in ends], [float(end.std) for end in ends]
+    shape = {"fmt": "o-", "ms": marker_size, "capsize": 3}
+    axis.errorbar(x, means, deviations, color=COLORS[variant], label=LABELS[variant], **shape)
+
+
+def steps_axis(axis: Any, env_steps: set[int]) -> float:
+    """Label the horizontal axis with environment steps, or with fractions if the lengths differ; returns its end."""
+    length = float(max(env_steps)) if len(env_steps) == 1 else 1.0
     axis.set_xlim(0, length)
-    if same:
+    if len(env_steps) == 1:
         plots.in_millions(axis)
     else:
-        axis.set_xlabel("share of training")
+        axis.set_xlabel("fraction of training")
     return length
 
 
-def legend(axes: Sequence[Any], *, title: str = "", columns: int = 4) -> None:
-    """One legend below all panels, of the labels in all of them."""
-    figure = axes[0].figure
+def task_axis(axis: Any, suite: Suite, tasks: Sequence[str]) -> None:
+    """Label the horizontal axis of a bar chart with tasks, and draw its zero line."""
+    labels = [suite.labels[task] for task in tasks]
+    axis.set_xticks(range(len(tasks)), labels, rotation=0 if len(tasks) < 7 else 60)
+    axis.axhline(0, color="0.2", linewidth=0.8)
+    axis.grid(visible=False, axis="x")
+
+
+def legend(axes: Sequence[Any], *, title: str = "", columns: int = 0) -> None:
+    """Draw one legend below all panels, with every label once."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(
+    axes[0].figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside lower center",
-        ncols=min(columns, len(handles)),
+        ncols=columns or (len(handles) if len(handles) <= 4 else 3),
         title=title or None,
-        fontsize=8,
-        title_fontsize=8,
     )
-
-
-def hide(axes: Sequence[Any]) -> None:
-    """Leave panels empty."""
-    for axis in axes:
-        axis.axis("off")

@@ -1,4 +1,4 @@
-"""Evaluation of trained policies."""
+"""Evaluation of policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from anybatch.runs.files import CHECKPOINTS
 from anybatch.runs.run import read_config
 from anybatch.sampling.rollout import to_device
 
-_MOST_ENVS = 64
+_MAX_ENVS = 64
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class LoadedPolicy:
 
     agent: Agent
     config: TrainConfig
-    """The configuration that it was trained with."""
+    """Configuration of its training."""
     device: torch.device
-    """Where the networks are."""
+    """Device of the networks."""
 
     def act(
         self, observation: EnvObservation, generator: torch.Generator | None = None, *, greedy: bool = False
@@ -40,11 +40,11 @@ class LoadedPolicy:
 
         Args:
             observation: (B, ...) array, or a dictionary of such arrays.
-            generator: randomness of sampled actions, on the policy's device; None takes torch's global one.
+            generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
 
         Returns:
-            (B, ...) actions as the environment takes them.
+            (B, ...) actions in the environment's format.
         """
         with torch.no_grad():
             distribution = self.agent.policy.distribution(to_device(observation, self.device))
@@ -54,10 +54,10 @@ class LoadedPolicy:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw (not normalised) returns of complete episodes."""
+    """Returns of complete episodes, not normalised."""
 
     returns: list[float]
-    """Return of each episode, in the environment's own units."""
+    """Return of each episode."""
     lengths: list[int]
     """Steps of each episode."""
 
@@ -78,10 +78,10 @@ class Evaluation:
 
 
 def load_policy(run_dir: str | Path, *, device: str = "auto") -> LoadedPolicy:
-    """The policy of a run, from its newest intact checkpoint.
+    """Load the policy of a run from its newest intact checkpoint.
 
     Raises:
-        CheckpointError: the folder is no run, or has no intact checkpoint.
+        CheckpointError: the folder is not a run folder, or has no intact checkpoint.
         ConfigError: the device does not exist.
     """
     folder = Path(run_dir)
@@ -93,7 +93,7 @@ def load_policy(run_dir: str | Path, *, device: str = "auto") -> LoadedPolicy:
 
 
 def initial_policy(config: TrainConfig, *, seed: int = 0, device: str = "auto") -> LoadedPolicy:
-    """An untrained policy for a configuration: what a trained one is compared with."""
+    """Create an untrained policy for a configuration, as a baseline."""
     where = resolve_device(device)
     observation_space, action_space = spaces(config.env)
     agent = build_agent(
@@ -115,13 +115,13 @@ def evaluate(
     *,
     greedy: bool = False,
 ) -> Evaluation:
-    """Play complete episodes.
+    """Evaluate a policy on complete episodes.
 
-    Every environment copy plays a fixed number of episodes, so that short ones are not over-represented.
+    Every environment runs a fixed number of episodes, so that short ones are not over-represented.
 
     Args:
-        policy: what plays.
-        env: an environment id or configuration; None takes the one that the policy was trained on.
+        policy: policy to evaluate.
+        env: environment id or configuration; None for the policy's training environment.
         episodes: number of episodes, at least 1.
         seed: seed of environments and actions.
         greedy: take the most likely action instead of sampling.
@@ -133,7 +133,7 @@ def evaluate(
     if episodes < 1:
         raise ConfigError(f"episodes is {episodes}, but must be at least 1")
     config = policy.config.env if env is None else EnvConfig(id=env) if isinstance(env, str) else env
-    count = min(episodes, _MOST_ENVS)
+    count = min(episodes, _MAX_ENVS)
     quota = np.full(count, episodes // count)
     quota[: episodes % count] += 1
     games = make(replace(config, num_envs=count), count, seed)
@@ -160,7 +160,7 @@ def evaluate(
 
 
 def unseen_levels(config: EnvConfig) -> EnvConfig | None:
-    """The same Procgen game on levels that were not trained on; None if all levels were.
+    """The same Procgen game with all levels, if training used a limited set of them; otherwise None.
 
     Training used levels ``start_level`` to ``start_level + num_levels - 1``; with ``num_levels 0`` it used all.
     """

@@ -1,6 +1,6 @@
-"""What a run writes while it trains: progress.csv, TensorBoard events, Weights & Biases, a progress bar.
+"""Logs of a run: progress.csv, TensorBoard events, Weights & Biases, and a progress bar.
 
-Every sink takes one row an iteration, a dict from column to number, through `write(row)`, and ends with `close()`.
+Every sink gets one row per iteration, a dictionary from column to number, with `write(row)`, and ends with `close()`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from anybatch.system import atomic_files as atomic
 
 
 class Sink(Protocol):
-    """Something that rows are written to."""
+    """Destination of rows."""
 
     def write(self, row: Row) -> None:
-        """Take the row of one iteration."""
+        """Write the row of one iteration."""
 
     def close(self) -> None:
-        """Finish what is pending; a second call does nothing."""
+        """Flush and release resources; a second call does nothing."""
 
 
 class TensorBoardLog:
-    """One TensorBoard scalar a column, against environment steps, in the folder `tensorboard` of the run."""
+    """One TensorBoard scalar per column, against environment steps, in the folder `tensorboard` of the run."""
 
     def __init__(self, run_dir: Path, *, purge_step: int | None = None) -> None:
-        """Open the events; those from `purge_step` on, of a run that is being resumed, are hidden."""
+        """Open the events file. Events from `purge_step` on, in a run that is resumed, are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = str(Path(run_dir) / "tensorboard")
         self._writer: Any = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
 
     def write(self, row: Row) -> None:
-        """Write the row's numbers, except for those that are missing."""
+        """Write the numbers of the row that are not missing."""
         for column, value in row.items():
             if column != "env_steps" and as_text(value):
                 self._writer.add_scalar(column, float(value), global_step=int(row["env_steps"]))
@@ -52,13 +52,13 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """A Weights & Biases run, which a resumed run goes on with."""
+    """A Weights & Biases run, which is continued when the run is resumed."""
 
     def __init__(self, run_dir: Path, project: str) -> None:
         try:
             import wandb
 
-            start = wandb.init  # a folder called wandb beside the program imports too, as an empty package
+            start = wandb.init  # a folder called wandb beside the program can be imported, too, as an empty package
         except (ImportError, AttributeError):
             raise AnybatchError(
                 "Logging to Weights & Biases needs the package wandb, which is not installed: "
@@ -86,7 +86,7 @@ class WandbLog:
 
 
 class ProgressBar:
-    """Percent, environment steps a second, the mean return and the time left, on standard error if it is a terminal."""
+    """Progress, environment steps per second, mean return and time left, on standard error if it is a terminal."""
 
     def __init__(self, total_env_steps: int, *, start_env_steps: int = 0) -> None:
         self._total = total_env_steps
@@ -114,7 +114,7 @@ class ProgressBar:
         if self._bar is None:
             return
         steps = int(row["env_steps"])
-        # rich's own estimate looks back 30 seconds, and an iteration can take longer than that.
+        # rich estimates the rate over the last 30 seconds, and an iteration can take longer
         rate = (steps - self._start) / max(time.monotonic() - self._began, 1e-9)
         shown = as_text(row.get("mean_episode_return"))
         mean_return = f"{float(shown):.2f}" if shown else "-"
@@ -122,36 +122,36 @@ class ProgressBar:
         self._bar.update(self._task, completed=min(steps, self._total), description=text)
 
     def note(self, text: str) -> None:
-        """Say what is going on while the environment steps stand still; the next row says the usual again."""
+        """Show a text while no environment steps are made; the next row replaces it."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
 
     def close(self) -> None:
-        """Leave the bar as it stands and give the terminal back."""
+        """Stop the bar and release the terminal."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
 
 class Logs:
-    """All the sinks of a run as one."""
+    """All sinks of a run as one."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self._sinks = list(sinks)
 
     def write(self, row: Row) -> None:
-        """Write the row everywhere, progress.csv first."""
+        """Write the row to every sink, progress.csv first."""
         for sink in self._sinks:
             sink.write(row)
 
     def note(self, text: str) -> None:
-        """Show on the progress bar what is going on between two rows."""
+        """Show a text on the progress bar until the next row."""
         for sink in self._sinks:
             if isinstance(sink, ProgressBar):
                 sink.note(text)
 
     def close(self) -> None:
-        """Close every sink, also when closing one of them fails."""
+        """Close every sink, even if closing one of them fails."""
         with contextlib.ExitStack() as stack:
             while self._sinks:
                 stack.callback(self._sinks.pop(0).close)
@@ -166,14 +166,14 @@ class Logs:
 def open_logs(
     run_dir: Path, config: LogConfig, total_env_steps: int, quiet: bool = False, *, resume_after: int | None = None
 ) -> Logs:
-    """Open what the config asks for in the run's folder.
+    """Open the sinks of a configuration in the run's folder.
 
-    `resume_after` is the last iteration that a resumed run keeps (None: none, it starts from the beginning): later rows
-    leave progress.csv for progress-lost.csv, and later TensorBoard events are hidden.
+    `resume_after` is the last iteration that a resumed run keeps, or None for none. Later rows are moved from
+    progress.csv to progress-lost.csv, and later TensorBoard events are hidden.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as opened:  # closes again what was opened before something failed
+    with contextlib.ExitStack() as opened:  # closes the sinks that are open if opening another one fails
 
         def keep(sink: Sink) -> Sink:
             opened.callback(sink.close)

@@ -1,4 +1,4 @@
-"""progress.csv: what a run writes of every iteration, and how it is read again."""
+"""progress.csv: writing a row per iteration, and reading it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from anybatch.errors import CheckpointError
 from anybatch.system import atomic_files as atomic
 
 Row: TypeAlias = dict[str, Any]
-"""Column to number (a Python, NumPy or one-element torch number); None and NaN are empty in the CSV."""
+"""Number by column (a Python, NumPy or one-element torch number); None and NaN are empty in the CSV."""
 
-_SYNC_SECONDS = 1.0  # a flushed row survives the death of the process at once, that of the machine after this
+_SYNC_SECONDS = 1.0  # a flushed row survives the death of the process at once, the death of the machine after this time
 
 
 class ProgressLog:
-    """progress.csv: a header and one row an iteration, appended and flushed, so that a kill loses no finished row.
+    """progress.csv: a header and one row per iteration, appended and flushed, so that a kill loses no finished row.
 
-    Damaged lines (the half-written last one after a crash) are moved to `progress-damaged.txt` when the file is opened.
-    A row with a new column rewrites the file atomically under the longer header, with empty fields in the rows before:
-    statistics such as those of an auxiliary phase first appear in the middle of a run, and refusing them would end a
-    run for the sake of its log. Numbers are written so that they read back exactly: same numbers, same bytes.
+    Damaged lines, such as an incomplete last one after a crash, are moved to `progress-damaged.txt` when the file is
+    opened. A row with a new column, such as the statistics of an auxiliary phase, rewrites the file atomically with a
+    longer header and empty fields in earlier rows. Numbers are written so that they are read back exactly.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,13 +42,13 @@ class ProgressLog:
         self._synced = -math.inf
 
     def append(self, row: Row) -> None:
-        """Add one row and hand it to the operating system."""
+        """Append one row and flush it to the operating system."""
         self._append([{column: as_text(value) for column, value in row.items()}])
 
     write = append
 
     def truncate_after(self, iteration: int) -> int:
-        """Move the rows of later iterations to `progress-lost.csv`, as a resumed run makes them again; say how many."""
+        """Move the rows of later iterations, which a resumed run repeats, to `progress-lost.csv`; return the count."""
         header, rows, _ = _load(self.path)
         if not rows:
             return 0
@@ -61,7 +60,7 @@ class ProgressLog:
         for row in rows:
             (late if row[index] and float(row[index]) > iteration else early).append(row)
         if late:
-            # First the copy, then the cut: a kill between the two repeats rows in the copy and loses none.
+            # copy first, then cut: a kill in between repeats rows in the copy and loses none
             lost = ProgressLog(self._beside("-lost.csv"))
             lost._append([dict(zip(header, row, strict=True)) for row in late])
             lost.close()
@@ -69,7 +68,7 @@ class ProgressLog:
         return len(late)
 
     def close(self) -> None:
-        """Force everything to the disk and close the file."""
+        """Sync the file to the disk and close it."""
         if not self._file.closed:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -97,7 +96,7 @@ class ProgressLog:
 
 
 def read_progress(path: Path) -> dict[str, list[float]]:
-    """Return the columns of a progress.csv, NaN where a field is empty; safe while the run is still writing to it."""
+    """Read the columns of a progress.csv, NaN where a field is empty; safe while the run is writing to it."""
     if not Path(path).is_file():
         raise CheckpointError(f"{path} does not exist, so there is no progress to read.")
     header, rows, _ = _load(Path(path))
@@ -109,7 +108,7 @@ def read_progress(path: Path) -> dict[str, list[float]]:
 
 
 def as_text(value: Any) -> str:
-    """A number so that it reads back exactly; None and NaN are empty."""
+    """Format a number so that it is read back exactly; None and NaN are empty."""
     if hasattr(value, "item"):
         value = value.item()
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -130,7 +129,7 @@ def _render(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def _load(path: Path) -> tuple[list[str], list[list[str]], list[bytes]]:
-    """Read the header, the whole rows, and the raw lines that are neither."""
+    """Read the header, the complete rows, and the damaged lines."""
     header: list[str] = []
     rows: list[list[str]] = []
     damaged: list[bytes] = []

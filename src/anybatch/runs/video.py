@@ -1,4 +1,4 @@
-"""Videos of a policy that plays."""
+"""Videos of a policy."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _FORMATS = (".mp4", ".gif")
 def record(
     policy: LoadedPolicy, video: Path, *, episodes: int = 1, seed: int = 0, fps: int = 15, max_steps: int = 3000
 ) -> int:
-    """Play episodes on the environment that the policy was trained on and write them as a video.
+    """Record episodes in the policy's training environment as a video.
 
     Args:
-        policy: what plays.
-        video: file to write; its ending, .mp4 or .gif, decides the format.
+        policy: policy to record.
+        video: output file; .mp4 or .gif selects the format.
         episodes: number of episodes.
         seed: seed of environment and actions.
-        fps: frames a second.
-        max_steps: the video ends after this many steps in any case.
+        fps: frames per second.
+        max_steps: maximum length of the video in environment steps.
 
     Returns:
         Number of frames.
 
     Raises:
-        ConfigError: the file's ending is something else.
-        EnvError: the environment cannot draw itself.
+        ConfigError: the file ends in something else.
+        EnvError: the environment cannot render.
         AnybatchError: the extra anybatch[video] is missing.
     """
     if video.suffix not in _FORMATS:

@@ -1,4 +1,4 @@
-"""Section 5.3's footnotes: what the EWMA costs, computed from passes and measured."""
+"""Section 5.3's footnotes: cost of the EWMA, computed from network passes and measured."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ import numpy as np
 
 from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
-from anybatch.reproduce.plots import BLUE, ORANGE
+from anybatch.presets import PRESETS
+from anybatch.reproduce.plots import BLACK, BLUE, ORANGE
 from anybatch.reproduce.results import Curve, Results
 from anybatch.reproduce.style import LABELS, panels
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite
+from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.build import Components, build
 from anybatch.training import estimate_advantages
 
 PAPER = {"ppo-ewma": (0.30, 0.19), "ppg-ewma": (0.023, 0.03)}
-"""The paper's increases, computed without and measured with the environment."""
+"""The paper's increases of the cost, computed without and measured with the environment."""
 
-_BACKWARD = 3.0  # a forward-backward pass costs as much as this many forward ones, as the paper has it
+_BACKWARD = 3.0  # cost of a forward-backward pass in forward passes, as in the paper
 
 
 def passes(config: TrainConfig) -> tuple[float, float]:
-    """Forward-only and forward-backward passes of one network for each environment step, as the paper counts them.
+    """Forward-only and forward-backward passes of one network per environment step, counted as in the paper.
 
-    A shared network counts once, separate ones twice. Sampling takes a forward pass; a policy epoch a forward-backward
-    one and, with an EWMA, a forward pass of the policy's average; PPG's auxiliary epochs are forward-backward.
+    A shared network counts once, separate ones twice. Sampling takes a forward pass, a policy epoch a forward-backward
+    pass and, with an EWMA, a forward pass of the average; auxiliary epochs are forward-backward.
     """
     networks = 2 if config.model.architecture == "dual" else 1
     optimizer = config.optimizer
@@ -40,13 +41,13 @@ def passes(config: TrainConfig) -> tuple[float, float]:
 
 
 def work(config: TrainConfig) -> float:
-    """The passes of :func:`passes` together, in forward passes."""
+    """Total of :func:`passes`, in forward passes."""
     forward, both = passes(config)
     return forward + _BACKWARD * both
 
 
 def computed_increase(with_ewma: TrainConfig, without: TrainConfig) -> float:
-    """By what share the EWMA increases the passes, the environment's own cost left out.
+    """Relative increase of the passes by the EWMA, without the cost of the environment.
 
     0.30 for the paper's PPO and 1/44 = 0.023 for its PPG.
     """
@@ -54,101 +55,102 @@ def computed_increase(with_ewma: TrainConfig, without: TrainConfig) -> float:
 
 
 def measure(suite: Suite) -> Results:
-    """Seconds of processor time for each algorithm's iteration, by turns, on the suite's first task.
+    """Measure the processor time of each algorithm's phase, in turn, on the suite's first task.
 
-    Point k of the curve is round k; the first of them warms up.
+    Point k of the curve is round k in seconds; round 0 is a warm-up.
     """
-    task = next(iter(suite.algorithms["ppo"]))
-    parts = {name: build(configs[task], seed=1) for name, configs in suite.algorithms.items()}
-    taken: dict[str, list[float]] = {name: [] for name in parts}
+    task = _task(suite)
+    built = {name: build(configs[task], seed=1) for name, configs in suite.algorithms.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in built}
     try:
         for _ in range(suite.cost_rounds + 1):
-            for name, built in parts.items():
-                began = time.process_time()
-                one_phase(built)
-                taken[name].append(time.process_time() - began)
+            for name, run in built.items():
+                start = time.process_time()
+                one_phase(run)
+                seconds[name].append(time.process_time() - start)
     finally:
-        for built in parts.values():
-            built.env.close()
-    curves = {
-        (name, task, 1): Curve((1,), suite.algorithms[name][task].total_env_steps, np.array([seconds]))
-        for name, seconds in taken.items()
-    }
-    return Results(curves)
+        for run in built.values():
+            run.env.close()
+    return Results(
+        {
+            (name, task, 1): Curve((1,), suite.algorithms[name][task].total_env_steps, np.array([values]))
+            for name, values in seconds.items()
+        }
+    )
 
 
-def one_phase(parts: Components) -> None:
-    """A phase of PPG, and as many iterations of PPO, as the training loop does them but without its logs."""
-    config = parts.learner.config
+def one_phase(run: Components) -> None:
+    """Run a phase of PPG, or as many iterations of PPO, as the training loop does but without logs."""
+    config = run.learner.config
     for _ in range(config.aux.policy_iterations):
-        rollout = parts.source.next(0)
-        normalizer = parts.reward_normalizer
+        rollout = run.source.next(0)
+        normalizer = run.reward_normalizer
         reward = normalizer(rollout.reward, rollout.first) if normalizer else rollout.reward
-        batch, _ = estimate_advantages(rollout, reward, config, parts.advantage_normalizer)
-        policy_phase(batch, parts.learner)
-        if parts.auxiliary:
-            parts.auxiliary.after_iteration(batch)
-    if parts.auxiliary:
-        for _ in parts.auxiliary.gradient_steps(0.0):
+        batch, _ = estimate_advantages(rollout, reward, config, run.advantage_normalizer)
+        policy_phase(batch, run.learner)
+        if run.auxiliary:
+            run.auxiliary.after_iteration(batch)
+    if run.auxiliary:
+        for _ in run.auxiliary.gradient_steps(0.0):
             pass
 
 
-def cells(suite: Suite) -> list[Cell]:
-    """None: it is measured in this process."""
-    return []
-
-
-def _increases(suite: Suite, results: Results) -> dict[str, tuple[float, float, float, float]]:
-    """Paper computed, ours computed, paper measured, ours measured, by algorithm."""
-    from anybatch.presets import PRESETS
-
-    task = next(iter(suite.algorithms["ppo"]))
-    found = {}
+def increases(suite: Suite, results: Results) -> dict[str, tuple[float, float, float, float]]:
+    """Relative increases of the cost by algorithm: computed, the paper's computed, measured, the paper's measured."""
+    rows = {}
     for name, (paper_computed, paper_measured) in PAPER.items():
         baseline = name.removesuffix("-ewma")
-        seconds = [statistics.median(results[n, task, 1].values[0, 1:].tolist()) for n in (name, baseline)]
+        ours, without = (
+            statistics.median(results[n, _task(suite), 1].values[0, 1:].tolist()) for n in (name, baseline)
+        )
         computed = computed_increase(PRESETS[name](), PRESETS[baseline]())
-        found[name] = (paper_computed, computed, paper_measured, seconds[0] / seconds[1] - 1)
-    return found
+        rows[name] = computed, paper_computed, ours / without - 1, paper_measured
+    return rows
+
+
+def _task(suite: Suite) -> str:
+    """The task that the algorithms are timed on."""
+    return next(iter(suite.algorithms["ppo"]))
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
-    """Bars: computed, measured, the paper's as outlines."""
+    """Draw computed and measured increases as bars, the paper's as lines."""
     path = folder / "cost.png"
-    with panels(path, 1, width=4.0, height=2.4) as axes:
-        for k, (_, values) in enumerate(_increases(suite, results).items()):
-            paper_computed, computed, paper_measured, measured = (100 * x for x in values)
-            for offset, ours, paper, color, what in (
-                (-0.2, computed, paper_computed, BLUE, "computed"),
-                (0.2, measured, paper_measured, ORANGE, "measured here"),
-            ):
-                axes[0].bar(k + offset, ours, 0.36, color=color, label=what if k == 0 else None)
-                label = "the paper's" if k == 0 and offset < 0 else None
-                axes[0].hlines(paper, k + offset - 0.2, k + offset + 0.2, color="0.1", lw=1.5, label=label)
-        axes[0].set_xticks(range(len(PAPER)), [LABELS[name] for name in PAPER])
-        axes[0].set_ylabel("increase by the EWMA (%)")
-        axes[0].axhline(0, color="0.2", linewidth=0.8)
-        axes[0].grid(visible=False, axis="x")
-        axes[0].legend(fontsize=8)
+    computed, paper_computed, measured, paper_measured = 100 * np.array([*increases(suite, results).values()]).T
+    with panels(path, 1, width=4.6, height=3.0) as (axis,):
+        left, right = np.arange(len(PAPER)) - 0.2, np.arange(len(PAPER)) + 0.2
+        axis.bar(left, computed, 0.36, color=BLUE, label="computed")
+        axis.bar(right, measured, 0.36, color=ORANGE, label="measured here")
+        axis.hlines(paper_computed, left - 0.2, left + 0.2, color=BLACK, label="the paper's")
+        axis.hlines(paper_measured, right - 0.2, right + 0.2, color=BLACK)
+        axis.set_xticks(range(len(PAPER)), [LABELS[name] for name in PAPER])
+        axis.set_ylabel("increase by the EWMA (%)")
+        axis.axhline(0, color="0.2", linewidth=0.8)
+        axis.grid(visible=False, axis="x")
+        axis.legend()
     return [path]
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """Computed and measured increases beside the paper's."""
-    rows = [
-        [LABELS[name], *(f"{x:+.1%}" for x in (ours, paper, here, there))]
-        for name, (paper, ours, there, here) in _increases(suite, results).items()
-    ]
-    first = next(iter(suite.algorithms["ppo"]))
-    configs = {name: suite.algorithms[name][first] for name in (*PAPER, "ppo", "ppg")}
-    alone = [computed_increase(configs[name], configs[name.removesuffix("-ewma")]) for name in PAPER]
-    task = suite.labels[first]
+    rows = [[LABELS[name], *(f"{x:+.1%}" for x in row)] for name, row in increases(suite, results).items()]
+    configs = {name: by_task[_task(suite)] for name, by_task in suite.algorithms.items()}
+    ppo, ppg = (computed_increase(configs[name], configs[name.removesuffix("-ewma")]) for name in PAPER)
     return [
-        "What the EWMA adds to PPO and PPG: computed from the paper's hyperparameters by counting passes (without the "
-        f"environment), and measured as processor time on {task} with this suite's networks and hyperparameters (with "
-        f"the environment; passes alone would add {alone[0]:.1%} to its PPO and {alone[1]:.1%} to its PPG).",
+        "Increase of the cost by the EWMA. Computed: from the number of network passes with the paper's "
+        "hyperparameters, without the environment. Measured: processor time on "
+        f"{suite.labels[_task(suite)]} with this suite's networks and hyperparameters, with the environment; there the "
+        f"passes alone would add {ppo:.1%} to PPO and {ppg:.1%} to PPG.",
         markdown(["increase", "computed", "the paper's", "measured", "the paper's"], rows),
     ]
 
 
-FIGURE = Figure("cost", "section 5.3", "the EWMA's cost, computed and measured", cells, draw, summary, measure=measure)
+FIGURE = Figure(
+    name="cost",
+    paper="section 5.3",
+    about="cost of the EWMA, computed and measured",
+    tasks=lambda suite: tuple(suite.algorithms["ppo"]),
+    measure=measure,
+    draw=draw,
+    summary=summary,
+)

@@ -1,4 +1,4 @@
-"""Appendix G: centre of mass against KL coefficient at the smallest batch."""
+"""Appendix G: centre of mass and KL coefficient varied at the smallest batch."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 
 from anybatch.config.io import override
-from anybatch.reproduce.finals import final
+from anybatch.reproduce.finals import final_returns
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.style import NORMALIZED, panels
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite
+from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import scale
 
 
-def cells(suite: Suite) -> list[Cell]:
-    """Every pair: the variant divides the centre of mass, the ladder multiplies the KL coefficient."""
+def runs(suite: Suite) -> list[RunGroup]:
+    """Every pair of factors: the variant divides the centre of mass, x multiplies the KL coefficient."""
     config = scale(suite.invariance[suite.grid], suite.divisors[-1])[0]
     if suite.grid_steps is not None:
         config = override(config, {"total_env_steps": suite.grid_steps})
     center, coefficient = config.policy.center_of_mass, config.policy.kl_coefficient
     return [
-        Cell(
+        RunGroup(
             f"com-{divisor}",
             suite.grid,
             factor,
@@ -34,13 +34,11 @@ def cells(suite: Suite) -> list[Cell]:
     ]
 
 
-def returns(suite: Suite, results: Results) -> Array:
+def grid_returns(suite: Suite, results: Results) -> Array:
     """(divisors of the centre of mass, factors of the KL coefficient) final normalised returns."""
+    factors, task = suite.grid_factors, (suite.grid,)
     return np.array(
-        [
-            [final(suite, results, f"com-{divisor}", factor, (suite.grid,)).mean() for factor in suite.grid_factors]
-            for divisor in suite.grid_factors
-        ]
+        [[final_returns(suite, results, f"com-{d}", factor, task).mean() for factor in factors] for d in factors]
     )
 
 
@@ -50,24 +48,22 @@ def paper_layout(grid: Array) -> Array:
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
-    """The heat map, with the default in the bottom right corner as in the paper."""
-    path, grid = folder / "ewma-grid.png", returns(suite, results)
+    """Draw the heat map, with the default in the bottom right corner as in the paper."""
+    path, factors = folder / "ewma-grid.png", suite.grid_factors
+    shown = paper_layout(grid_returns(suite, results))
     center, coefficient = _defaults(suite)
-    shown = paper_layout(grid)
-    with panels(path, 1, width=4.2, height=3.4) as axes:
-        axis = axes[0]
+    with panels(path, 1, width=5.0, height=3.8) as (axis,):
         image = axis.imshow(shown, cmap="viridis", vmin=min(0.0, float(shown.min())), vmax=1.0, aspect="auto")
         for (row, column), value in np.ndenumerate(shown):
             color = "white" if value < 0.6 else "black"
-            axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)
-        factors = suite.grid_factors
+            axis.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
         axis.set_xticks(range(len(factors)), [f"{center / d:g}" for d in reversed(factors)])
         axis.set_yticks(range(len(factors)), [f"{coefficient * f:g}" for f in reversed(factors)])
-        axis.set_xlabel(r"COM$_{\mathrm{prox}}$ (gradient steps)")
-        axis.set_ylabel(r"KL penalty coefficient $\beta$")
+        axis.set_xlabel("centre of mass of the EWMA (gradient steps)")
+        axis.set_ylabel("KL penalty coefficient β")
         axis.grid(visible=False)
-        axis.set_title(f"{suite.labels[suite.grid]} at default / {suite.divisors[-1]}")
-        axis.figure.colorbar(image, ax=axis, label=NORMALIZED)
+        axis.set_title(f"{suite.labels[suite.grid]}, {suite.batch_label(suite.divisors[-1])}")
+        axis.figure.colorbar(image, ax=axis, label=f"final {NORMALIZED}")
     return [path]
 
 
@@ -77,19 +73,27 @@ def _defaults(suite: Suite) -> tuple[float, float]:
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
-    """Spread along the diagonal (both change) and along the edges (one changes)."""
-    grid, factors = returns(suite, results), suite.grid_factors
+    """Spread along the diagonal, where both change, and along the edges, where one changes."""
+    grid, factors = grid_returns(suite, results), suite.grid_factors
     center, coefficient = _defaults(suite)
     diagonal, only_center, only_kl = np.diagonal(grid), grid[:, 0], grid[0, :]
     rows = [[f"COM {center / d:g}", *(f"{x:.3f}" for x in row)] for d, row in zip(factors, grid, strict=True)]
     return [
-        f"From the default (COM {center:g}, β {coefficient:g}), final normalised return {grid[0, 0]:.3f}: dividing COM "
-        f"by {factors[-1]} alone gives {only_center[-1]:.3f}, multiplying β by {factors[-1]} alone {only_kl[-1]:.3f}, "
-        f"both together {diagonal[-1]:.3f}; halfway along the diagonal {diagonal[len(diagonal) // 2]:.3f}.",
+        f"With the default (centre of mass COM {center:g}, KL coefficient β {coefficient:g}) the final normalised "
+        f"return is {grid[0, 0]:.3f}. Dividing COM by {factors[-1]} alone gives {only_center[-1]:.3f}, multiplying β "
+        f"by {factors[-1]} alone {only_kl[-1]:.3f}, both together {diagonal[-1]:.3f}; halfway along the diagonal it is "
+        f"{diagonal[len(diagonal) // 2]:.3f}.",
         markdown(["final return", *(f"β {coefficient * f:g}" for f in factors)], rows),
     ]
 
 
 FIGURE = Figure(
-    "ewma-grid", "appendix G", "centre of mass times KL coefficient at the smallest batch", cells, draw, summary
+    name="ewma-grid",
+    paper="appendix G",
+    about="centre of mass and KL coefficient varied at the smallest batch",
+    tasks=lambda suite: (suite.grid,) if suite.grid in suite.invariance else (),
+    draw=draw,
+    summary=summary,
+    runs=runs,
+    aliases=("figure18",),
 )

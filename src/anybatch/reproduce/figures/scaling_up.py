@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,35 +10,33 @@ import numpy as np
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.reproduce.finals import final
-from anybatch.reproduce.plots import BLACK, BLUE, GREEN, VERMILION
+from anybatch.reproduce import style
+from anybatch.reproduce.finals import final_returns
+from anybatch.reproduce.plots import BLACK
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import band
-from anybatch.reproduce.style import LABELS, NORMALIZED, legend, panels
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite
+from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import rescale
 
 RULES = ("paper", "fixed-minibatch", "none")
-COLORS = {"paper": BLUE, "fixed-minibatch": GREEN, "none": VERMILION}
+"""Ways to adjust the hyperparameters to more environments."""
 NOISE = "noise-scale"
-_COLUMN = "noise_scale_adam"
+"""Variant whose runs estimate the noise scale."""
 
 
-def cells(suite: Suite) -> list[Cell]:
+def runs(suite: Suite) -> list[RunGroup]:
     """Every multiple of the default under every rule, and runs at the default that estimate the noise scale."""
-    found = []
+    groups = []
     for task, config in suite.scaling_up.items():
         for rule in RULES:
             for multiple in suite.multiples:
-                found.append(Cell(rule, task, multiple, larger(config, multiple, rule)))
-        watched = override(config, {"log.noise_scale": True})
-        found.append(Cell(NOISE, task, 1, watched, single=True))
-    return found
+                groups.append(RunGroup(rule, task, multiple, scaled_up(config, multiple, rule)))
+        groups.append(RunGroup(NOISE, task, 1, override(config, {"log.noise_scale": True}), single=True))
+    return groups
 
 
-def larger(config: TrainConfig, multiple: int, rule: str) -> TrainConfig:
-    """``multiple`` times the environments, with everything else as the rule says."""
+def scaled_up(config: TrainConfig, multiple: int, rule: str) -> TrainConfig:
+    """Configuration with ``multiple`` times the environments, and everything else as the rule says."""
     num_envs = config.env.num_envs * multiple
     if multiple == 1:
         return config
@@ -48,69 +47,59 @@ def larger(config: TrainConfig, multiple: int, rule: str) -> TrainConfig:
     return rescale(config, num_envs=num_envs, rule=rule)[0]  # type: ignore[arg-type]
 
 
-def predicted_batch(suite: Suite, results: Results, task: str) -> float:
-    """The noise scale of Adam's updates in samples: the median over training and seeds, NaN without an estimate."""
+def noise_scale(results: Results, task: str) -> float:
+    """Noise scale of Adam's updates in samples: the median over training and seeds, NaN without an estimate."""
     values = results[NOISE, task, 1].values
-    return float(np.nanmedian(values)) if np.isfinite(values).any() else float("nan")
+    return float(np.nanmedian(values)) if np.isfinite(values).any() else math.nan
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
-    """Final return against the samples of a gradient step, with the predicted limit."""
-    path, tasks = folder / "scaling-up.png", tuple(suite.scaling_up)
-    with panels(path, len(tasks), width=3.3, height=2.5) as axes:
+    """Draw the final return against the samples of a gradient step, with the noise scale."""
+    path, tasks = folder / "scaling-up.png", FIGURE.tasks(suite)
+    with style.panels(path, len(tasks), width=4.0, height=3.0) as axes:
         for axis, task in zip(axes, tasks, strict=True):
             config = suite.scaling_up[task]
             batches = [config.optimization_batch * m for m in suite.multiples]
             for rule in RULES:
-                ends = [band(final(suite, results, rule, m, (task,))[:, 0]) for m in suite.multiples]
-                axis.errorbar(
-                    batches,
-                    [float(b.mean) for b in ends],
-                    [float(b.std) for b in ends],
-                    fmt="o-",
-                    ms=3.5,
-                    capsize=2,
-                    lw=1.4,
-                    color=COLORS[rule],
-                    label=LABELS[rule],
-                )
-            limit = predicted_batch(suite, results, task)
+                ends = [final_returns(suite, results, rule, m, (task,))[:, 0] for m in suite.multiples]
+                style.draw_ends(axis, batches, ends, rule, marker_size=9 if rule == "paper" else 5)
+            limit = noise_scale(results, task)
             if np.isfinite(limit):
-                axis.axvline(limit, color=BLACK, linestyle=":", lw=1.2, label="noise scale at the default")
+                axis.axvline(limit, color=BLACK, linestyle=":", label="noise scale at the smallest batch")
             axis.set_xscale("log", base=2)
-            axis.set_xticks(batches, [f"{config.env.num_envs * m}\n×{m}" for m in suite.multiples], fontsize=7)
-            axis.set_xlabel(f"environments (the axis: $NT/{config.optimizer.minibatches}$ samples)")
+            axis.set_xticks(batches, [f"{config.env.num_envs * m}" for m in suite.multiples])
+            axis.set_xlabel("environments")
             axis.set_title(suite.labels[task])
             axis.set_ylim(-0.05, 1.1)
-        axes[0].set_ylabel(f"final {NORMALIZED}")
-        legend(axes)
+        axes[0].set_ylabel(f"final {style.NORMALIZED}")
+        style.legend(axes, columns=2)
     return [path]
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
-    """Final returns by rule and multiple, and the batch that the noise scale predicts."""
-    rows, sentences = [], []
+    """Final returns by rule and number of environments, and the noise scale."""
+    rows, estimates = [], []
     for task, config in suite.scaling_up.items():
         for rule in RULES:
-            ends = [final(suite, results, rule, m, (task,)).mean() for m in suite.multiples]
-            rows.append([f"{suite.labels[task]}, {LABELS[rule]}", *(f"{x:.3f}" for x in ends)])
-        limit = predicted_batch(suite, results, task)
+            ends = (final_returns(suite, results, rule, m, (task,)).mean() for m in suite.multiples)
+            rows.append([f"{suite.labels[task]}, {style.LABELS[rule]}", *(f"{x:.3f}" for x in ends)])
+        limit = noise_scale(results, task)
         shown = f"{limit:,.0f} samples" if np.isfinite(limit) else "no estimate"
-        sentences.append(
-            f"{suite.labels[task]}: {shown}, where the default's gradient step has {config.optimization_batch:,.0f}"
+        estimates.append(
+            f"{suite.labels[task]}: {shown}, where a gradient step at the default has {config.optimization_batch:,.0f}"
         )
     return [
-        "Noise scale of Adam's updates, measured at the default: " + "; ".join(sentences) + ".",
-        markdown(["final return at", *(f"×{m}" for m in suite.multiples)], rows),
+        f"Noise scale of Adam's updates, measured at the default: {'; '.join(estimates)}.",
+        markdown(["final return, environments", *(f"×{m}" for m in suite.multiples)], rows),
     ]
 
 
 FIGURE = Figure(
-    "scaling-up",
-    "beyond the paper",
-    "from the default up to 16 times the environments, three rules, and the noise scale's limit",
-    cells,
-    draw,
-    summary,
-    column="return",
+    name="scaling-up",
+    paper="beyond the paper",
+    about="up to 16 times the environments under three rules, and the noise scale",
+    tasks=lambda suite: tuple(suite.scaling_up),
+    draw=draw,
+    summary=summary,
+    runs=runs,
 )

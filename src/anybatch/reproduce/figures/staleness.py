@@ -1,29 +1,17 @@
-"""Figure 1: PPO under artificial staleness, with three ways to choose the old policy."""
+"""Figure 1: PPO under artificial staleness, with three choices of the old policy."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from anybatch.config.io import override
-from anybatch.reproduce.finals import direct, final, p_text
-from anybatch.reproduce.plots import BLUE, GREEN, VERMILION
+from anybatch.reproduce import style
+from anybatch.reproduce.finals import difference, final_returns, threshold
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import band, bonferroni_threshold
-from anybatch.reproduce.style import (
-    LABELS,
-    NORMALIZED,
-    gradient,
-    hide,
-    legend,
-    line,
-    mean_over_tasks,
-    panels,
-    steps_axis,
-)
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite
-from anybatch.reproduce.tables import markdown
+from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
+from anybatch.reproduce.tables import markdown, p_value
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "recent": {"proximal": "recent", "importance": "proximal", "allow_stale_coupled": True},
@@ -32,86 +20,90 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 """Panels (a), (b) and (c): pi_recent for both, pi_recent as proximal and pi_behav for importance, pi_behav for both."""
 
-COLORS = {"recent": VERMILION, "decoupled": BLUE, "behavior": GREEN}
 
-
-def cells(suite: Suite) -> list[Cell]:
-    """Every delay with every objective; without delay the three are the same."""
-    found = []
+def runs(suite: Suite) -> list[RunGroup]:
+    """Every delay with every objective; without delay the three are the same run."""
+    groups = []
     for task, config in suite.staleness.items():
         for objective, changes in OBJECTIVES.items():
             for delay in suite.delays:
                 source = {"rollout.source.kind": "delayed", "rollout.source.delay": delay} if delay else {}
                 chosen = changes if delay else OBJECTIVES["decoupled"]
-                found.append(Cell(objective, task, delay, override(config, {**chosen, **source})))
-    return found
+                groups.append(RunGroup(objective, task, delay, override(config, {**chosen, **source})))
+    return groups
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
-    """Mean curves with the final returns beside them, and curves by environment."""
-    paths = [folder / "staleness.png"]
-    tasks = tuple(suite.staleness)
-    with panels(paths[0], 4) as axes:
+    """Draw mean curves with the final returns beside them, and curves by environment."""
+    path, tasks = folder / "staleness.png", FIGURE.tasks(suite)
+    with style.panels(path, 2, 2) as axes:
         for axis, objective in zip(axes, OBJECTIVES, strict=False):
-            _panel(axis, suite, results, objective, tasks)
-            axis.set_title(LABELS[objective])
-        axes[0].set_ylabel(NORMALIZED)
-        for objective in OBJECTIVES:
-            ends = [band(final(suite, results, objective, delay, tasks).mean(1)) for delay in suite.delays]
-            means, deviations = [float(b.mean) for b in ends], [float(b.std) for b in ends]
-            axes[3].errorbar(
-                range(len(ends)), means, deviations, fmt="o-", color=COLORS[objective], ms=3, capsize=2, lw=1.2
+            style.draw_panel(
+                axis, suite, results, style.Panel(style.LABELS[objective], tasks, _lines(suite, objective))
             )
-            axes[3].annotate(
-                LABELS[objective][:3], (len(ends) - 1, means[-1]), xytext=(5, -3), textcoords="offset points",
-                fontsize=8, color=COLORS[objective],
-            )  # fmt: skip
-        axes[3].set_xticks(range(len(suite.delays)), [str(delay) for delay in suite.delays])
-        axes[3].set_xlabel("delay (iterations)")
-        axes[3].set_title("final")
-        axes[3].set_ylim(-0.05, 1.08)
-        legend(axes[:3], title="delay in iterations", columns=8)
+        _draw_final_returns(axes[3], suite, results, tasks)
+        axes[0].set_ylabel(style.NORMALIZED)
+        axes[2].set_ylabel(style.NORMALIZED)
+        style.legend(axes[:3], title="delay")
+    by_task = [
+        style.draw_tasks(
+            folder / f"staleness-by-environment-{objective}.png",
+            suite,
+            results,
+            tasks,
+            _lines(suite, objective),
+            f"{style.LABELS[objective]}; delay",
+        )
+        for objective in OBJECTIVES
+    ]
+    return [path, *by_task]
+
+
+def _lines(suite: Suite, objective: str) -> list[style.Line]:
+    labels = [f"{delay} iteration{'' if delay == 1 else 's'}" for delay in suite.delays]
+    colors = style.gradient(len(suite.delays))
+    return [style.Line(objective, *line) for line in zip(suite.delays, labels, colors, strict=True)]
+
+
+def _draw_final_returns(axis: Any, suite: Suite, results: Results, tasks: Sequence[str]) -> None:
     for objective in OBJECTIVES:
-        path = folder / f"staleness-by-environment-{objective}.png"
-        columns = min(4, len(tasks))
-        with panels(path, columns, math.ceil(len(tasks) / columns)) as axes:
-            for axis, task in zip(axes, tasks, strict=False):
-                _panel(axis, suite, results, objective, (task,))
-                axis.set_title(suite.labels[task])
-            for axis in axes[::columns]:
-                axis.set_ylabel(NORMALIZED)
-            hide(axes[len(tasks) :])
-            legend(axes, title=f"{LABELS[objective]}: delay", columns=8)
-        paths.append(path)
-    return paths
-
-
-def _panel(axis: Any, suite: Suite, results: Results, objective: str, tasks: tuple[str, ...]) -> None:
-    scale = steps_axis(axis, suite, tasks, [results[objective, task, 0].env_steps for task in tasks])
-    for delay, color in zip(suite.delays, gradient(len(suite.delays)), strict=True):
-        progress, values = mean_over_tasks(suite, results, objective, delay, tasks)
-        line(axis, progress * scale, values, color=color, label=str(delay))
+        ends = [final_returns(suite, results, objective, delay, tasks).mean(1) for delay in suite.delays]
+        style.draw_ends(axis, range(len(ends)), ends, objective)
+        place = {"xy": (len(ends) - 1, ends[-1].mean()), "xytext": (6, -3), "textcoords": "offset points"}
+        axis.annotate(style.LABELS[objective][:3], **place, color=style.COLORS[objective])
+    axis.set_xticks(range(len(suite.delays)), [str(delay) for delay in suite.delays])
+    axis.set_xlabel("delay (iterations)")
+    axis.set_title("end of training")
     axis.set_ylim(-0.05, 1.08)
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
-    """Final returns by delay, and the tests of the decoupled objective at the largest delay."""
-    tasks, largest = tuple(suite.staleness), suite.delays[-1]
+    """Final returns by delay, and tests of the decoupled objective at the largest delay."""
+    tasks, largest = FIGURE.tasks(suite), suite.delays[-1]
     rows = []
-    for task in (*tasks, ""):
+    for label, chosen in (*((suite.labels[task], (task,)) for task in tasks), ("mean", tasks)):
         for objective in OBJECTIVES:
-            chosen = (task,) if task else tasks
-            ends = [final(suite, results, objective, delay, chosen).mean() for delay in suite.delays]
-            rows.append([f"{suite.labels[task] if task else 'mean'}, {LABELS[objective]}", *(f"{x:.3f}" for x in ends)])
+            ends = (final_returns(suite, results, objective, delay, chosen).mean() for delay in suite.delays)
+            rows.append([f"{label}, {style.LABELS[objective]}", *(f"{x:.3f}" for x in ends)])
     sentences = []
     for other in ("recent", "behavior"):
-        size, z, p = direct(suite, results, ("decoupled", largest), (other, largest), tasks)
-        sentences.append(f"above {LABELS[other]} by {size:+.3f} (Z = {z:.2f}, p = {p_text(p)})")
+        size, z, p = difference(suite, results, ("decoupled", largest), (other, largest), tasks)
+        sentences.append(f"{size:+.3f} compared with {style.LABELS[other]} (Z = {z:.2f}, p = {p_value(p)})")
     return [
-        f"At the largest delay, {largest} iterations, the decoupled objective ends {' and '.join(sentences)}; for 0.1% "
-        f"after Bonferroni's correction for two comparisons Z has to exceed {bonferroni_threshold(0.001, 2):.2f}.",
+        f"Final return of the decoupled objective at the largest delay, {largest} iterations: "
+        f"{' and '.join(sentences)}. A difference is significant (p < 0.001 after Bonferroni's correction for two "
+        f"comparisons) if Z is above {threshold(2):.2f}.",
         markdown(["final return at delay", *map(str, suite.delays)], rows),
     ]
 
 
-FIGURE = Figure("staleness", "figure 1", "delay times three objectives: PPO on stale data", cells, draw, summary)
+FIGURE = Figure(
+    name="staleness",
+    paper="figure 1",
+    about="PPO on stale data: three objectives at every delay",
+    tasks=lambda suite: tuple(suite.staleness),
+    draw=draw,
+    summary=summary,
+    runs=runs,
+    aliases=("figure1", "figure7", "figure8", "figure9"),
+)

@@ -6,98 +6,88 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
-from anybatch.reproduce.figures.invariance import batch_label
-from anybatch.reproduce.finals import LEVEL, effect
+from anybatch.reproduce.finals import ablation_effect, threshold
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import Effect, bonferroni_threshold
+from anybatch.reproduce.statistics import Effect
 from anybatch.reproduce.style import LABELS, gradient, panels
-from anybatch.reproduce.suites.ladder import ABLATIONS, tasks_with_phases
-from anybatch.reproduce.suites.suite import Cell, Figure, Suite
+from anybatch.reproduce.suites.ladder import ABLATIONS, ladder_tasks, ppg_tasks
+from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
 
 
-class Table(NamedTuple):
-    """The cells of the table and what a Z has to exceed."""
+class EffectTable(NamedTuple):
+    """Effects of the ablations, and the Z that makes one significant."""
 
-    effects: dict[tuple[str, int], Effect]
+    effects: dict[str, dict[int, Effect]]
     """By variant and divisor."""
     threshold: float
     hypotheses: int
 
 
-def cells(suite: Suite) -> list[Cell]:
-    """None of its own: it reads the runs of figure 2 and appendix C."""
-    return []
-
-
-def table(suite: Suite, results: Results) -> Table:
-    """Every ablation at every smaller batch; the linear rule and ablation (e) stand beside the paper's four."""
-    smallest = suite.divisors[-1]
-    effects: dict[tuple[str, int], Effect] = {}
+def effect_table(suite: Suite, results: Results) -> EffectTable:
+    """Every ablation at every smaller batch: the paper's four, ablation (e) and the linear rule."""
+    smaller = suite.divisors[1:]
+    effects: dict[str, dict[int, Effect]] = {}
     for variant in (*ABLATIONS, "no-policy-iterations", "linear-step"):
-        tasks = tasks_with_phases(suite) if variant == "no-policy-iterations" else tuple(suite.invariance)
-        if tasks and (variant, tasks[0], smallest) in results:
-            effects |= {(variant, c): effect(suite, results, variant, c, tasks) for c in suite.divisors[1:]}
-    return Table(effects, bonferroni_threshold(LEVEL, len(effects)), len(effects))
+        tasks = ppg_tasks(suite) if variant == "no-policy-iterations" else ladder_tasks(suite)
+        if tasks and (variant, tasks[0], smaller[-1]) in results:
+            effects[variant] = {c: ablation_effect(suite, results, variant, c, tasks) for c in smaller}
+    hypotheses = len(effects) * len(smaller)
+    return EffectTable(effects, threshold(hypotheses), hypotheses)
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
-    """The Z-scores as bars, beside the threshold."""
-    effects, threshold, _ = table(suite, results)
-    variants = list(dict.fromkeys(variant for variant, _ in effects))
-    path = folder / "tests.png"
-    colors = gradient(len(suite.divisors))[1:]
-    with panels(path, 1, width=6.6, height=2.6) as axes:
-        width = 0.8 / len(colors)
-        for k, (divisor, color) in enumerate(zip(suite.divisors[1:], colors, strict=True)):
-            places = [i + (k - (len(colors) - 1) / 2) * width for i in range(len(variants))]
-            scores = [effects[variant, divisor].z for variant in variants]
-            axes[0].bar(places, scores, width * 0.92, color=color, label=f"default vs {batch_label(divisor)}")
-        axes[0].axhline(threshold, color="0.2", linestyle="--", linewidth=1)
-        axes[0].annotate(
-            "p = 0.1%,\ncorrected", (1.01, threshold), xycoords=("axes fraction", "data"), va="center", fontsize=7
-        )
-        axes[0].axhline(0, color="0.2", linewidth=0.8)
-        names = [textwrap.fill(LABELS[variant], 14) for variant in variants]
-        axes[0].set_xticks(range(len(variants)), names, fontsize=7)
-        axes[0].grid(visible=False, axis="x")
-        axes[0].set_ylabel("Z")
-        axes[0].legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.16))
+    """Draw the Z-scores as bars, with the threshold."""
+    effects, needed, _ = effect_table(suite, results)
+    path, smaller = folder / "tests.png", suite.divisors[1:]
+    width = 0.8 / len(smaller)
+    with panels(path, 1, width=7.6, height=3.2) as (axis,):
+        for k, (divisor, color) in enumerate(zip(smaller, gradient(len(suite.divisors))[1:], strict=True)):
+            places = [i + (k - (len(smaller) - 1) / 2) * width for i in range(len(effects))]
+            scores = [by_divisor[divisor].z for by_divisor in effects.values()]
+            axis.bar(places, scores, width * 0.92, color=color, label=suite.batch_label(divisor))
+        axis.axhline(needed, color="0.2", linestyle="--", linewidth=1)
+        place = (1.01, needed)
+        axis.annotate("p = 0.001,\ncorrected", place, xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        axis.axhline(0, color="0.2", linewidth=0.8)
+        names = [textwrap.fill(LABELS[variant], 14) for variant in effects]
+        axis.set_xticks(range(len(effects)), names, fontsize=9)
+        axis.grid(visible=False, axis="x")
+        axis.set_ylabel(f"Z: loss compared\nwith {suite.batch_label(1)}")
+        axis.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
     return [path]
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """The table: effect sizes with Z in brackets, bold where significant."""
-    effects, threshold, hypotheses = table(suite, results)
-    variants = list(dict.fromkeys(variant for variant, _ in effects))
+    effects, needed, hypotheses = effect_table(suite, results)
     rows = []
     for divisor in suite.divisors[1:]:
-        row = [batch_label(divisor)]
-        for variant in variants:
-            size, z, _ = effects[variant, divisor]
-            shown = f"{size:.3f}"
-            row.append(f"{f'**{shown}**' if z > threshold else shown} ({z:.2f})")
-        rows.append(row)
-    found = [v for v in variants if any(effects[v, c].z > threshold for c in suite.divisors[1:])]
-    missing = [v for v in variants if v not in found]
-    verdict = f"Told apart from all adjustments at 0.1%: {', '.join(LABELS[v] for v in found) or 'none'}."
-    if missing:
-        verdict += f" Not told apart: {', '.join(LABELS[v] for v in missing)}."
+        cells = []
+        for size, z, _ in (by_divisor[divisor] for by_divisor in effects.values()):
+            cells.append(f"**{size:.3f}** ({z:.2f})" if z > needed else f"{size:.3f} ({z:.2f})")
+        rows.append([suite.batch_label(divisor), *cells])
+    significant = [LABELS[v] for v, by_divisor in effects.items() if any(e.z > needed for e in by_divisor.values())]
+    others = [LABELS[v] for v in effects if LABELS[v] not in significant]
+    verdict = f"Significantly worse than all adjustments (p < 0.001): {', '.join(significant) or 'none'}."
+    if others:
+        verdict += f" Not significantly worse: {', '.join(others)}."
     return [
-        f"{verdict} Effect sizes are differences of differences in final normalised return between the ablation and "
-        f"all adjustments and between batch sizes, with Z in brackets; bold: Z above {threshold:.2f}, that is "
-        f"one-tailed p below 0.001/{hypotheses}.",
-        markdown(["default vs", *(LABELS[variant] for variant in variants)], rows),
+        f"{verdict} The effect size is a difference of differences in final normalised return: how much more an "
+        f"ablation loses from {suite.batch_label(1)} to the smaller batch than all adjustments do. Z is in brackets; "
+        f"bold: Z above {needed:.2f}, which is a one-tailed p below 0.001/{hypotheses}.",
+        markdown([f"{suite.batch_label(1)} vs", *(LABELS[variant] for variant in effects)], rows),
     ]
 
 
 FIGURE = Figure(
-    "tests",
-    "appendix E",
-    "effect sizes and Z of the ablations",
-    cells,
-    draw,
-    summary,
+    name="tests",
+    paper="appendix E",
+    about="effect sizes and Z-scores of the ablations",
+    tasks=ladder_tasks,
+    draw=draw,
+    summary=summary,
     reads=("invariance", "linear-step"),
-    own=False,
+    has_table=False,
+    aliases=("table5",),
 )

@@ -1,4 +1,4 @@
-"""The batch ladder: a task's configuration at every batch size, under the rules or without one of them."""
+"""The batch ladder: a task's configuration at every batch size, with all rules or without one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
-from anybatch.reproduce.suites.suite import Cell, Suite
+from anybatch.reproduce.suites.suite import RunGroup, Suite
 from anybatch.scaling import scale
 
 RULES: dict[str, dict[str, Any]] = {
@@ -32,19 +32,24 @@ def without_ewma(config: TrainConfig) -> TrainConfig:
     return override(config, {"proximal": "behavior"})
 
 
-def ladder(suite: Suite, variant: str, divisors: Iterable[int], tasks: Iterable[str]) -> list[Cell]:
-    """Cells of a variant at the default batch size divided by each of ``divisors``."""
-    cells = []
+def ladder(suite: Suite, variant: str, divisors: Iterable[int], tasks: Iterable[str]) -> list[RunGroup]:
+    """Runs of a variant with the default batch size divided by each of ``divisors``."""
+    groups = []
     for task in tasks:
         config = suite.invariance[task]
         if variant == "no-ewma":
             config = without_ewma(config)
         for divisor in divisors:
             scaled = scale(config, divisor, **RULES[variant])[0] if divisor > 1 else config
-            cells.append(Cell(variant, task, divisor, scaled))
-    return cells
+            groups.append(RunGroup(variant, task, divisor, scaled))
+    return groups
 
 
-def tasks_with_phases(suite: Suite) -> tuple[str, ...]:
-    """Tasks of the invariance experiment that are trained by PPG-EWMA."""
+def ladder_tasks(suite: Suite) -> tuple[str, ...]:
+    """Tasks of the invariance experiment."""
+    return tuple(suite.invariance)
+
+
+def ppg_tasks(suite: Suite) -> tuple[str, ...]:
+    """Tasks of the invariance experiment that PPG-EWMA is trained on."""
     return tuple(task for task, config in suite.invariance.items() if config.aux.enabled)

@@ -9,32 +9,19 @@ from typing import Any
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.procgen import NORMALIZATION
 from anybatch.presets import PRESETS
-from anybatch.reproduce.suites.suite import Cut, Suite, change, cut
+from anybatch.reproduce.suites.suite import Cut, Suite, change, cut, shortened
 
-GAMES: dict[str, str] = {
-    "coinrun": "CoinRun",
-    "starpilot": "StarPilot",
-    "caveflyer": "CaveFlyer",
-    "dodgeball": "Dodgeball",
-    "fruitbot": "FruitBot",
-    "chaser": "Chaser",
-    "miner": "Miner",
-    "jumper": "Jumper",
-    "leaper": "Leaper",
-    "maze": "Maze",
-    "bigfish": "BigFish",
-    "heist": "Heist",
-    "climber": "Climber",
-    "plunder": "Plunder",
-    "ninja": "Ninja",
-    "bossfight": "BossFight",
-}
-"""In the order of figure 3."""
+_NAMES = (
+    "CoinRun", "StarPilot", "CaveFlyer", "Dodgeball", "FruitBot", "Chaser", "Miner", "Jumper",
+    "Leaper", "Maze", "BigFish", "Heist", "Climber", "Plunder", "Ninja", "BossFight",
+)  # fmt: skip
+GAMES: dict[str, str] = {name.lower(): name for name in _NAMES}
+"""Names in figures, in the order of figure 3."""
 
 SCALING_UP_GAMES = ("coinrun", "starpilot", "bigfish", "heist")
 
 _PUBLISHED: dict[str, Any] = {
-    "kl_estimator": "half-squared",  # as the authors' code has it
+    "kl_estimator": "half-squared",  # as in the authors' code
     "log.tensorboard": False,  # at one environment a run has 390,000 iterations
     "log.noise_scale": False,
 }
@@ -43,7 +30,7 @@ _PUBLISHED: dict[str, Any] = {
 def procgen() -> Suite:
     """The paper's runs.
 
-    The text does not print the delays of figure 1 nor the grid of appendix G; these cover what it says about them.
+    The delays of figure 1 and the grid of appendix G are not in the paper's text and were chosen to cover its claims.
     """
     algorithms = {name: _configs(PRESETS[name], tuple(GAMES)) for name in PRESETS}
     staleness = {game: PRESETS["ppo"](f"procgen:{game}-hard", proximal="recent", **_PUBLISHED) for game in GAMES}
@@ -71,7 +58,7 @@ def procgen() -> Suite:
 
 
 def procgen_smoke() -> Suite:
-    """Two games, a small batch, a tiny network and hardly a step: only shows that everything runs."""
+    """Two games, a small batch, a tiny network and few steps, to check that everything runs."""
     suite = cut(procgen(), Cut(games=("coinrun", "starpilot"), seeds=1, steps=512))
     suite = change(
         suite,
@@ -86,17 +73,7 @@ def procgen_smoke() -> Suite:
             "device": "cpu",
         },
     )
-    return replace(
-        suite,
-        scaling_up={"starpilot": suite.scaling_up["starpilot"]},
-        divisors=(1, 16),
-        delays=(0, 1),
-        grid_factors=(1, 4),
-        multiples=(1, 2),
-        points=4,
-        final_points=1,
-        cost_rounds=1,
-    )
+    return shortened(replace(suite, scaling_up={"starpilot": suite.scaling_up["starpilot"]}))
 
 
 def _configs(preset: Callable[..., TrainConfig], games: tuple[str, ...], **changes: Any) -> dict[str, TrainConfig]:

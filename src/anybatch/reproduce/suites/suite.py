@@ -1,4 +1,4 @@
-"""What the figures are drawn from: suites of tasks with their hyperparameters, and runs as data."""
+"""Suites of tasks with their hyperparameters, and the runs that figures need, as data."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Configs: TypeAlias = Mapping[str, TrainConfig]
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Runs that differ in their seed alone: a curve of a figure."""
+class RunGroup:
+    """Runs that differ only in their seed."""
 
     variant: str
-    """What was changed; :data:`anybatch.reproduce.style.LABELS` has the words."""
+    """Key of :data:`anybatch.reproduce.style.LABELS`."""
     task: str
     x: int
-    """Place on the figure's ladder: what the batch is divided by, iterations of delay, or environments."""
+    """Position within the variant: divisor of the batch size, iterations of delay, or multiple of the environments."""
     config: TrainConfig
     first_seed_only: bool = False
     """One run is enough."""
@@ -36,85 +36,97 @@ class Cell:
 
 @dataclass(frozen=True)
 class Suite:
-    """Tasks, their hyperparameters and how often everything is repeated.
+    """Tasks, their hyperparameters and the number of repetitions.
 
-    Every experiment says for itself which tasks it takes place on: the keys of its configurations, which are the strata
-    of the tests.
+    The tasks of an experiment are the keys of its configurations; they are the strata of its tests.
     """
 
     name: str
     about: str
     labels: Mapping[str, str]
-    """What a task is called in figures."""
+    """Names of the tasks in figures."""
     ranges: Mapping[str, tuple[float, float]]
     """Returns of a task that count as 0 and as 1."""
     invariance: Configs
-    """At the default batch size, with the EWMA."""
+    """PPO-EWMA or PPG-EWMA at the default batch size."""
     staleness: Configs
-    """At no delay, with the decoupled objective."""
+    """The decoupled objective without delay."""
     algorithms: Mapping[str, Configs]
-    """The four algorithms, by the name of their preset."""
+    """The four algorithms, by preset."""
     betas: tuple[str, ...]
     """Tasks of ``invariance`` on which Adam's decay rates are varied."""
     grid: str
-    """The task of ``invariance`` for the grid of appendix G."""
+    """Task of ``invariance`` for the grid of appendix G."""
     scaling_up: Configs
     divisors: tuple[int, ...]
-    """The batch ladder c, from 1."""
+    """Factors c by which the batch size is divided, from 1."""
     delays: tuple[int, ...]
     """Iterations of staleness, from 0."""
     grid_factors: tuple[int, ...]
-    """What the centre of mass is divided by, and the KL coefficient multiplied with."""
+    """Divisors of the centre of mass, and multipliers of the KL coefficient, in appendix G."""
     multiples: tuple[int, ...]
-    """Environments of the scaling-up figure, as multiples of the default."""
+    """Numbers of environments of the scaling-up figure, as multiples of the default."""
     seeds: Mapping[str, int]
-    """Repetitions by figure; ``default`` for those that are not named."""
+    """Number of repetitions by figure, with ``default`` for the others."""
     points: int
-    """Points of a curve that are kept."""
+    """Points of a stored curve."""
     final_points: int
-    """Points at the end whose mean is the final return."""
+    """Points at the end of a curve whose mean is the final return."""
     stacked: bool
-    """Runs are stacked in this process; else each is one of a grid of processes."""
+    """Whether runs are stacked in this process; otherwise they are jobs of a grid."""
     cost_rounds: int = 15
-    """How often each algorithm is timed."""
+    """Number of timings of each algorithm."""
     grid_steps: int | None = None
-    """Environment steps of the grid, if they are not those of ``invariance``."""
+    """Environment steps of the grid, if they differ from those of ``invariance``."""
     first_seeds: Mapping[str, int] = field(default_factory=lambda: {"default": 1000})
-    """Seeds are multiples of this, by figure as for ``seeds``: far from those that hyperparameters were chosen on."""
+    """Seeds are multiples of this, by figure as in ``seeds``, far from the seeds of the hyperparameter search."""
 
     def seeds_of(self, figure: str) -> tuple[int, ...]:
-        """The seeds of a figure's runs."""
+        """Seeds of a figure's runs."""
         count = self.seeds.get(figure, self.seeds["default"])
         first = self.first_seeds.get(figure, self.first_seeds["default"])
         return tuple(first * (1 + k) for k in range(count))
 
+    def batch_label(self, divisor: int) -> str:
+        """A batch size of the ladder in words: ``16 environments``."""
+        counts = {config.env.num_envs // divisor for config in self.invariance.values()}
+        if len(counts) > 1:
+            return f"1/{divisor} of the environments"
+        count = counts.pop()
+        return f"{count} environment{'s' if count > 1 else ''}"
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table: its runs, its picture, and what it shows in words."""
+    """A figure or table: its runs, its picture, and its numbers in words."""
 
     name: str
     paper: str
-    """Where it is in the paper."""
+    """Place in the paper."""
     about: str
-    cells: Callable[[Suite], list[Cell]]
+    tasks: Callable[[Suite], Sequence[str]]
+    """Tasks of a suite that the figure shows; none if they were all left out."""
     draw: Callable[[Suite, Results, Path], list[Path]]
-    """Writes pictures into a folder."""
+    """Write pictures into a folder; returns their paths."""
     summary: Callable[[Suite, Results], list[str]]
-    """Paragraphs and tables in Markdown, with the numbers."""
-    reads: tuple[str, ...] = ()
-    """Other figures whose results it reads besides its own."""
-    column: str = "return"
-    """The column that its curves show."""
+    """Paragraphs and tables in Markdown."""
+    runs: Callable[[Suite], list[RunGroup]] = lambda suite: []
+    """Runs that have to be trained."""
     measure: Callable[[Suite], Results] | None = None
-    """Makes its results without runs."""
-    own: bool = True
-    """Whether it has results of its own."""
+    """Produces the results without runs."""
+    has_table: bool = True
+    """Whether it has results besides those of the figures in ``reads``."""
+    reads: tuple[str, ...] = ()
+    """Other figures whose results it shows too."""
+    column: str = "return"
+    """Column of the runs that is stored."""
+    aliases: tuple[str, ...] = ()
+    """Numbers of the figures and tables of the paper that it reproduces."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What is left out of a suite."""
+    """Limits that make a suite smaller."""
 
     games: tuple[str, ...] = ()
     """Tasks to keep; all if empty."""
@@ -124,89 +136,77 @@ class Cut:
     """Environment steps of every run."""
 
 
-def cut(suite: Suite, what: Cut) -> Suite:
-    """A suite of fewer tasks, repetitions or steps.
+def cut(suite: Suite, limits: Cut) -> Suite:
+    """Reduce a suite to fewer tasks, repetitions or steps.
 
     Raises:
         ConfigError: a task that the suite does not have, or a number below 1.
     """
-    for name in what.games:
+    for name in limits.games:
         if name not in suite.labels:
             raise ConfigError(f"games is {name!r}, but must be among {', '.join(suite.labels)}")
-    for option, number in (("seeds", what.seeds), ("steps", what.steps)):
+    for option, number in (("seeds", limits.seeds), ("steps", limits.steps)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} is {number}, but must be at least 1")
-    if what.games:
-        suite = _keep(suite, what.games)
-    if what.seeds is not None:
-        suite = replace(suite, seeds={"default": what.seeds})
-    if what.steps is not None:
-        suite = change(suite, {"total_env_steps": what.steps})
-        suite = replace(suite, grid_steps=None)
+    if limits.games:
+        suite = _select(suite, limits.games)
+    if limits.seeds is not None:
+        suite = replace(suite, seeds={"default": limits.seeds})
+    if limits.steps is not None:
+        suite = replace(change(suite, {"total_env_steps": limits.steps}), grid_steps=None)
     return suite
 
 
 def change(suite: Suite, changes: Mapping[str, Any]) -> Suite:
-    """The suite with fields of all its configurations changed, as :func:`anybatch.config.io.override` does."""
-    return each(suite, lambda config: override(config, changes))
+    """Change fields of all configurations of a suite, as :func:`anybatch.config.io.override` does."""
+    return _map_configs(suite, lambda configs: {task: override(config, changes) for task, config in configs.items()})
 
 
-def each(suite: Suite, function: Callable[[TrainConfig], TrainConfig]) -> Suite:
-    """The suite with every configuration replaced by ``function`` of it."""
-
-    def every(configs: Configs) -> Configs:
-        return {task: function(config) for task, config in configs.items()}
-
+def shortened(suite: Suite) -> Suite:
+    """Two values of everything that is varied, and few points: a suite that shows only that it runs."""
     return replace(
         suite,
-        invariance=every(suite.invariance),
-        staleness=every(suite.staleness),
-        algorithms={name: every(configs) for name, configs in suite.algorithms.items()},
-        scaling_up=every(suite.scaling_up),
+        divisors=(1, 16),
+        delays=(0, 1),
+        grid_factors=(1, 16),
+        multiples=(1, 2),
+        points=4,
+        final_points=1,
+        cost_rounds=1,
     )
 
 
-def _keep(suite: Suite, tasks: Sequence[str]) -> Suite:
-    def kept(configs: Configs) -> Configs:
-        return {task: config for task, config in configs.items() if task in tasks}
-
-    invariance = kept(suite.invariance)
+def _select(suite: Suite, tasks: Sequence[str]) -> Suite:
+    suite = _map_configs(suite, lambda configs: {task: configs[task] for task in configs if task in tasks})
+    first = tuple(suite.invariance)[:1]
     return replace(
         suite,
-        invariance=invariance,
-        staleness=kept(suite.staleness),
-        algorithms={name: kept(configs) for name, configs in suite.algorithms.items()},
-        scaling_up=kept(suite.scaling_up),
-        # the paper varies these on one game; where that is left out, the first that is left takes its place
-        betas=tuple(task for task in suite.betas if task in invariance) or tuple(invariance)[:1],
-        grid=suite.grid if suite.grid in invariance or not invariance else next(iter(invariance)),
+        # the paper varies these on one game; if that is left out, the first remaining one replaces it
+        betas=tuple(task for task in suite.betas if task in suite.invariance) or first,
+        grid=suite.grid if suite.grid in suite.invariance else "".join(first),
     )
 
 
-def job_seeds(suite: Suite, figure: str, cell: Cell) -> tuple[int, ...]:
-    """The seeds of a cell's runs in a figure."""
-    seeds = suite.seeds_of(figure)
-    return seeds[:1] if cell.first_seed_only else seeds
+def _map_configs(suite: Suite, function: Callable[[Configs], Configs]) -> Suite:
+    return replace(
+        suite,
+        invariance=function(suite.invariance),
+        staleness=function(suite.staleness),
+        algorithms={name: function(configs) for name, configs in suite.algorithms.items()},
+        scaling_up=function(suite.scaling_up),
+    )
 
 
-@dataclass(frozen=True)
-class Work:
-    """What has to be trained for some figures."""
-
-    jobs: list[tuple[Cell, int]] = field(default_factory=list)
-    """Cells with a seed, without repetitions of the same configuration and seed."""
-
-    @property
-    def env_steps(self) -> int:
-        """Environment steps of all of them."""
-        return sum(cell.config.total_env_steps for cell, _ in self.jobs)
+def group_seeds(suite: Suite, figure: str, group: RunGroup) -> tuple[int, ...]:
+    """Seeds of the runs of a group in a figure."""
+    return suite.seeds_of(figure)[: 1 if group.first_seed_only else None]
 
 
-def work_of(suite: Suite, figures: Sequence[Figure]) -> Work:
-    """Every run that figures need, once."""
-    found: dict[tuple[str, int, bool], tuple[Cell, int]] = {}
+def required_runs(suite: Suite, figures: Sequence[Figure]) -> list[tuple[RunGroup, int]]:
+    """Groups and seeds of all runs that figures need, without repetitions of the same configuration and seed."""
+    runs: dict[tuple[str, int, bool], tuple[RunGroup, int]] = {}
     for figure in figures:
-        for cell in figure.cells(suite):
-            for seed in job_seeds(suite, figure.name, cell):
-                found.setdefault((repr(cell.config), seed, cell.single), (cell, seed))
-    return Work(list(found.values()))
+        for group in figure.runs(suite):
+            for seed in group_seeds(suite, figure.name, group):
+                runs.setdefault((repr(group.config), seed, group.single), (group, seed))
+    return list(runs.values())

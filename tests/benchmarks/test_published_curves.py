@@ -1,4 +1,4 @@
-"""The published curves: how they are read, what their comparison says, and that the docs say the same."""
+"""The published curves: reading them, their comparison, and the same numbers in the docs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from anybatch.envs.procgen import NORMALIZATION
 from anybatch.errors import AnybatchError
-from anybatch.reproduce.published import (
+from published_curves import (
     NAMES,
     Comparison,
     Curves,
@@ -23,7 +23,6 @@ from anybatch.reproduce.published import (
     table_of_comparisons,
     table_of_results,
 )
-from anybatch.reproduce.tables import markdown
 
 ROOT = Path(__file__).parents[2]
 CURVES = ROOT / "results" / "reference" / "procgen_hard_published_curves.csv.gz"
@@ -117,15 +116,3 @@ def test_incomplete_curves_are_refused(tmp_path: Path) -> None:
             file.write("\n".join(["algorithm,env,seed,env_steps,mean_episode_return", *kept]))
         with pytest.raises(AnybatchError, match="incomplete"):
             read_curves(path)
-
-
-def test_markdown() -> None:
-    lines = markdown(["name", "x"], [["a", "1.5"], ["long name", "-10.25"]]).splitlines()
-    assert lines == [
-        "| name      |      x |",
-        "| --------- | -----: |",
-        "| a         |    1.5 |",
-        "| long name | -10.25 |",
-    ]
-    with pytest.raises(ValueError, match="2 columns, but a row has 1"):
-        markdown(["name", "x"], [["a"]])

@@ -1,16 +1,16 @@
-"""Lists of runs as YAML: what to start from, what to vary, and seeds.
+"""Grid files: a base configuration, fields to set and to vary, and seeds, as YAML.
 
-::
-
-    base: ppo-ewma                 # a preset, or the path of a config.yaml (beside this file)
-    set: {env.id: "gym:CartPole-v1", total_env_steps: 100000}
-    variants:                      # each becomes a run a seed; may name a base of its own
-      ours: {}
-      coupled: {base: ppo}
-    vary:                          # all combinations, of every variant
-      divide_batch_by: [1, 4]      # by the scaling rules; every other name is a field of the configuration
-      optimizer.step_size: [2.5e-4, 5e-4]
-    seeds: [0, 1, 2]               # or 3, which means the same
+```yaml
+base: ppo-ewma                 # a preset, or the path of a config.yaml relative to this file
+set: {env.id: "gym:CartPole-v1", total_env_steps: 100000}
+variants:                      # changes to the base, or another base
+  ours: {}
+  coupled: {base: ppo}
+vary:                          # all combinations, for every variant
+  divide_batch_by: [1, 4]      # by the scaling rules; any other name is a field of the configuration
+  optimizer.step_size: [2.5e-4, 5e-4]
+seeds: [0, 1, 2]               # or 3, which means the same
+```
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Any
 from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.grid.runner import Job
+from anybatch.grid.job import Job
 
 _KEYS = ("base", "set", "variants", "vary", "seeds")
 _SCALE = "divide_batch_by"
 
 
 def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> list[Job]:
-    """The jobs of a grid file.
+    """Read the jobs of a grid file.
 
     Args:
         path: the file.
-        presets: by name, what ``base`` can be.
+        presets: presets that ``base`` can name.
 
     Raises:
-        ConfigError: it cannot be read, or something in it makes no sense; names file and entry.
+        ConfigError: the file cannot be read, or an entry is invalid; the message names file and entry.
     """
     grid = _mapping(read_yaml(path), str(path))
     for key in grid:
@@ -51,20 +51,20 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> l
             raise ConfigError(f"{path}: vary: {name} is {values!r}, but must be a list of values")
     jobs = []
     for name, changes in variants.items():
-        own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
-        base = _base(own.pop("base", grid.get("base")), path, presets)
+        fields = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
+        base = _base(fields.pop("base", grid.get("base")), path, presets)
         for values in itertools.product(*vary.values()):
             varied = dict(zip(vary, values, strict=True))
-            label = " ".join([*filter(None, [name]), *(f"{key}={value}" for key, value in varied.items())])
+            label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config = _changed(base, {**common, **own, **varied})
+                config = _override_and_scale(base, {**common, **fields, **varied})
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
 
-def _changed(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+def _override_and_scale(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
     divide_batch_by = changes.pop(_SCALE, 1)
     config = override(base, changes)
     if divide_batch_by == 1:
@@ -75,7 +75,7 @@ def _changed(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 
 def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:
-    if name in presets:
+    if isinstance(name, str) and name in presets:
         return presets[name]()
     if not isinstance(name, str) or Path(name).suffix not in (".yaml", ".yml"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Lists of runs as YAML, and what a run's folder is called."""
+"""Grid files, and the names of run folders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from anybatch.config.io import to_yaml
 from anybatch.errors import ConfigError
-from anybatch.grid.file import read_grid
-from anybatch.grid.runner import Job
+from anybatch.grid.grid_file import read_grid
+from anybatch.grid.job import Job
 from anybatch.presets import PRESETS, ppo, ppo_ewma
 
 GRID = """
@@ -34,7 +34,7 @@ def write(path: Path, text: str) -> Path:
 def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
     jobs = read_grid(write(tmp_path / "grid.yaml", GRID), PRESETS)
     assert len(jobs) == 2 * 2 * 2 * 2
-    assert len({job.address for job in jobs}) == len(jobs)
+    assert len({job.folder_name for job in jobs}) == len(jobs)
     assert [job.seed for job in jobs[:4]] == [5, 7, 5, 7]
     assert jobs[0].name == "ours divide_batch_by=1 optimizer.schedule=constant"
     plain = ppo_ewma("gym:CartPole-v1", policy_epochs=1, value_epochs=1)
@@ -63,26 +63,32 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
         ("base: ppo\nseeds: [-1]", "seeds is"),
         ("base: ppo\nset: [1]", "set must hold names and values"),
         ("base: [", "is not YAML"),
+        ("base: [ppo]", "base is ['ppo'], but must be one of"),
         ("base: there.yaml", "there.yaml cannot be read"),
         ("base: ppo\nvary: {divide_batch_by: [3]}", "divide_batch_by=3"),
     ],
 )
-def test_complaints_name_the_file(text: str, words: str, tmp_path: Path) -> None:
+def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grid.yaml|there.yaml") as caught:
         read_grid(write(tmp_path / "grid.yaml", text), PRESETS)
     assert words in str(caught.value)
 
 
-def test_addresses() -> None:
+def test_folder_names_depend_on_configuration_and_seed() -> None:
     job = Job(ppo("gym:CartPole-v1", num_envs=8), 1)
-    assert job.address.startswith("CartPole-v1-seed1-")
-    assert Job(job.config, 1, "a name").address == job.address  # a name is for people
+    assert job.folder_name.startswith("CartPole-v1-seed1-")
+    assert Job(job.config, 1, "a name").folder_name == job.folder_name  # the name is only a label
     others = [Job(job.config, 2), Job(ppo("gym:CartPole-v1", num_envs=8, clip=0.1), 1)]
-    assert len({job.address, *(other.address for other in others)}) == 3
+    assert len({job.folder_name, *(other.folder_name for other in others)}) == 3
 
 
-def test_addresses_name_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_names_depend_on_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(ppo("gym:CartPole-v1"), 1)
-    before = job.address
-    monkeypatch.setattr("anybatch.grid.runner.__version__", "99.0")
-    assert job.address != before
+    before = job.folder_name
+    monkeypatch.setattr("anybatch.grid.job.__version__", "99.0")
+    assert job.folder_name != before
+
+
+def test_a_variant_name_may_be_a_number(tmp_path: Path) -> None:
+    jobs = read_grid(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {1: {}, 2: {clip: 0.1}}\n"), PRESETS)
+    assert [job.name for job in jobs] == ["1", "2"]

@@ -1,4 +1,4 @@
-"""The curves published with Phasic Policy Gradient, compared: ``python -m anybatch.reproduce.published``."""
+"""Compare the curves published with Phasic Policy Gradient: ``python benchmarks/published_curves.py``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from anybatch.reproduce.statistics import (
     probability_of_improvement,
     van_elteren,
 )
-from anybatch.reproduce.tables import markdown
+from anybatch.reproduce.tables import markdown, p_value
 
 NAMES: dict[str, str] = {"ppo": "PPO", "ppg": "PPG", "ppg-kl": "PPG-KL", "ppg-single": "single-network PPG"}
-"""The algorithms in the file, by the names they have in print."""
+"""Algorithms in the file, and their names in print."""
 
 COMPARISONS: tuple[tuple[str, str], ...] = (("ppg", "ppo"), ("ppg-kl", "ppg"), ("ppg-single", "ppg"))
-"""Pairs of which the first is tested to be better than the second."""
+"""Pairs of algorithms; the tests ask whether the first is better."""
 
 _FILE = Path("results", "reference", "procgen_hard_published_curves.csv.gz")
 _REPETITIONS = 10_000
@@ -39,17 +39,17 @@ _REPETITIONS = 10_000
 
 @dataclass(frozen=True)
 class Curves:
-    """Learning curves of several algorithms on the same games and seeds, at the same environment steps."""
+    """Learning curves of several algorithms with the same games, seeds and environment steps."""
 
     games: tuple[str, ...]
     steps: Array
     """(points,) environment steps."""
     returns: dict[str, Array]
-    """Algorithm to (seeds, games, points): mean episode returns, not normalised."""
+    """Mean episode returns (seeds, games, points) by algorithm, not normalised."""
 
 
 class Comparison(NamedTuple):
-    """How much better one algorithm is than another, in final normalised return."""
+    """Comparison of two algorithms in final normalised return."""
 
     first: str
     second: str
@@ -66,15 +66,12 @@ class Comparison(NamedTuple):
 
 
 def read_curves(path: Path | None = None) -> Curves:
-    """The published curves: 4 algorithms, 3 seeds, 16 games, 429 points.
-
-    Args:
-        path: the CSV file, compressed with gzip; by default the one in the repository that this file lies in.
+    """Read the published curves: 4 algorithms, 3 seeds, 16 games, 429 points.
 
     Raises:
-        AnybatchError: no such file, or one in which some run lacks points that another has.
+        AnybatchError: there is no such file, or a run lacks points that another has.
     """
-    path = path or Path(__file__).parents[3] / _FILE
+    path = path or Path(__file__).parents[1] / _FILE
     if not path.is_file():
         raise AnybatchError(f"There are no published curves at {path}; name {_FILE} of the repository with --curves.")
     runs: dict[tuple[str, str, int], dict[int, float]] = {}
@@ -99,13 +96,13 @@ def read_curves(path: Path | None = None) -> Curves:
 
 
 def final_returns(curves: Curves, window: float = FINAL_WINDOW) -> dict[str, Array]:
-    """Algorithm to (seeds, games): normalised returns, averaged over the last ``window`` environment steps."""
+    """Normalised returns (seeds, games) by algorithm, averaged over the last ``window`` environment steps."""
     low, high = np.array([NORMALIZATION[game] for game in curves.games]).T
     return {name: normalized(final_average(curves.steps, x, window), low, high) for name, x in curves.returns.items()}
 
 
 def compare(results: dict[str, Array], pairs: Sequence[tuple[str, str]] = COMPARISONS) -> list[Comparison]:
-    """Compare final normalised returns, algorithm to (seeds, games), pair by pair."""
+    """Compare the final normalised returns of pairs of algorithms."""
     comparisons = []
     for first, second in pairs:
         a, b = results[first], results[second]
@@ -122,7 +119,7 @@ def mean_difference(a: Array, b: Array) -> float:
 
 
 def table_of_results(results: dict[str, Array]) -> str:
-    """Markdown: the mean normalised return of each algorithm with its deviation over seeds, and the IQM."""
+    """Markdown table of mean, deviation over seeds and interquartile mean."""
     rows = []
     for algorithm, values in results.items():
         mean, std, _ = band(values.mean(1))
@@ -131,7 +128,7 @@ def table_of_results(results: dict[str, Array]) -> str:
 
 
 def table_of_comparisons(comparisons: Sequence[Comparison]) -> str:
-    """Markdown: difference with its interval, probability of improvement, Z and p of each comparison."""
+    """Markdown table of differences and their tests."""
     rows = [
         [
             f"{NAMES.get(c.first, c.first)} over {NAMES.get(c.second, c.second)}",
@@ -139,7 +136,7 @@ def table_of_comparisons(comparisons: Sequence[Comparison]) -> str:
             f"{c.low:+.3f} to {c.high:+.3f}",
             f"{c.improvement:.3f}",
             f"{c.z:.2f}",
-            f"{c.p:.1e}" if c.p < 0.001 else f"{c.p:.3f}",
+            p_value(c.p),
         ]
         for c in comparisons
     ]

@@ -1,0 +1,112 @@
+"""The folder of one run: train into it, resume it, or find that it is finished."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS
+from anybatch.scaling.changes import Change
+
+if TYPE_CHECKING:
+    from anybatch.training import TrainResult
+
+_LOCK = "lock"
+_TAIL_BYTES = 1 << 14
+
+
+def train_or_resume(
+    config: TrainConfig, folder: Path, seed: int, *, quiet: bool = False, changes: Sequence[Change] = ()
+) -> TrainResult:
+    """Train a run, resume it from its newest checkpoint, or return the result if it is finished.
+
+    Raises:
+        ConfigError: the folder holds a run of another configuration or seed, or another process is training it.
+        CheckpointError: none of the checkpoints is intact.
+        EnvError, DivergenceError: as for :func:`anybatch.training.train`.
+    """
+    from anybatch.distributed.collectives import joined_process_group, on_main
+    from anybatch.runs.run import read_config
+    from anybatch.training import TrainResult, resume, train
+
+    def previous_result() -> TrainResult | None:
+        """The result of a finished run."""
+        if not (folder / CONFIG).exists():
+            return None
+        if read_config(folder) != (config, seed):
+            raise ConfigError(
+                f"out is {str(folder)!r}, which holds a run of another configuration or seed; choose another folder"
+            )
+        if finished(folder, config):
+            row = last_row(folder)
+            return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
+        if _newest_checkpoint(folder) is None:  # killed before the first checkpoint: train from the start
+            (folder / CONFIG).unlink()
+        return None
+
+    with joined_process_group(), _locked(folder):
+        result = on_main(previous_result)
+        if result is not None:
+            return result
+        if on_main((folder / CONFIG).exists):
+            return resume(folder, quiet=quiet)
+        return train(config, folder, seed, quiet=quiet, changes=changes)
+
+
+def finished(folder: Path, config: TrainConfig) -> bool:
+    """Whether a run has completed its environment steps and written its last checkpoint."""
+    row = last_row(folder)
+    return row.get("env_steps", 0) >= config.total_env_steps and _newest_checkpoint(folder) == row["iteration"]
+
+
+def last_row(folder: Path) -> dict[str, float]:
+    """Last complete row of progress.csv, NaN where a field is empty; an empty dictionary if there is none.
+
+    Reads only the header and the end of the file. Safe while the run is writing to it.
+    """
+    try:
+        with open(folder / PROGRESS, "rb") as file:
+            header = file.readline()
+            size = file.seek(0, 2)
+            file.seek(max(len(header), size - _TAIL_BYTES))
+            *lines, _incomplete = file.read().decode().split("\n")
+        names, values = next(csv.reader([header.decode()])), lines[-1].split(",")
+        return {name: float(value) if value else math.nan for name, value in zip(names, values, strict=True)}
+    except (OSError, ValueError, IndexError, StopIteration):  # ValueError: no UTF-8, no number, or fields are missing
+        return {}
+
+
+def _newest_checkpoint(folder: Path) -> int | None:
+    """Iteration of the newest checkpoint."""
+    from anybatch.runs.checkpoint import checkpoints
+
+    paths = checkpoints(folder / CHECKPOINTS)
+    return int(paths[-1].stem.split("-")[1]) if paths else None
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from training the same run. The operating system frees the lock when the process ends."""
+    from filelock import FileLock, Timeout
+
+    from anybatch.distributed.collectives import on_main
+
+    def acquire() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise ConfigError(f"out is {str(folder)!r}, which another process is training at this moment") from None
+
+    lock = FileLock(folder / _LOCK)
+    try:
+        on_main(acquire)
+        yield
+    finally:
+        lock.release()
