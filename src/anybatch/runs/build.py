@@ -102,56 +102,22 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
     """
     validate_envs_per_worker(config, envs_per_worker(config.env.num_envs, world_size()))
     num_envs = local_num_envs(config.env.num_envs)
-    model_seed, env_seed, action_seed, shuffle_seed = (
-        stream_seed(seed, name, worker, number)
-        for name, worker, number in (
-            ("model", 0, 0),
-            ("env", rank(), env_stream),
-            # a checkpoint replaces these streams, except those of workers that it does not know
-            ("action", rank(), env_stream),
-            ("shuffle", rank(), env_stream),
-        )
-    )
-    torch.manual_seed(stream_seed(seed, "torch", rank(), env_stream))  # for layers of a user's encoder, dropout say
+
+    def stream(name: str) -> int:
+        """Seed of one purpose; a checkpoint restores its generator, except for a worker that it does not know."""
+        return stream_seed(seed, name, rank(), env_stream)
+
+    torch.manual_seed(stream("torch"))  # for random layers of a user's encoder, such as dropout
     device = resolve_device(local_device(config.device))
     prepare_device(device)
-    interrupts = Interrupts(echo=2.0 if is_distributed() else 0.0)
-    # Ray's workers have environments of their own
-    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, env_seed)
+    # Ray's workers make their own environments
+    env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, stream("env"))
     with contextlib.ExitStack() as undo:
         undo.callback(env.close)
-        action_spec = ActionSpec(env.action_space)
-        agent = build_agent(
-            config.model,
-            env.observation_space,
-            env.action_space,
-            precision=resolve_precision(config.precision, device),
-            auxiliary_head=config.aux.enabled,
-            seed=model_seed,
-        ).to(device)
-        broadcast_(agent)
-        learner = Learner(
-            config=config,
-            agent=agent,
-            action_spec=action_spec,
-            proximal=_proximal(config, agent.policy),
-            optimizers=Optimizers(agent, config.optimizer),
-            shuffle=torch.Generator().manual_seed(shuffle_seed),
-            interrupts=interrupts,
-            noise=_noise_scale(config, device) if config.log.noise_scale else None,
-        )
-        if config.compile:
-            _compile(learner)
-        auxiliary_seed = stream_seed(seed, "auxiliary", rank(), env_stream)
-        auxiliary = _auxiliary(config, learner, env, num_envs, auxiliary_seed, segments)
-        bootstrap = config.env.bootstrap_truncated
-        sampler = Sampler(
-            env,
-            action_spec,
-            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
-            generator=torch.Generator(device).manual_seed(action_seed),
-        )
-        # last, for it may start Ray
+        learner = _learner(config, env, device, stream_seed(seed, "model", 0, 0), stream("shuffle"))
+        auxiliary = _auxiliary(config, learner, env, num_envs, stream("auxiliary"), segments)
+        sampler = _sampler(config, env, learner.action_spec, torch.Generator(device).manual_seed(stream("action")))
+        # last, because it may start Ray
         source = _source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream))
         undo.pop_all()
     reward, advantage = config.reward, config.advantage
@@ -165,6 +131,38 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         env=env,
         auxiliary=auxiliary,
     )
+
+
+def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_seed: int, shuffle_seed: int) -> Learner:
+    agent = build_agent(
+        config.model,
+        env.observation_space,
+        env.action_space,
+        precision=resolve_precision(config.precision, device),
+        auxiliary_head=config.aux.enabled,
+        seed=model_seed,
+    ).to(device)
+    broadcast_(agent)
+    learner = Learner(
+        config=config,
+        agent=agent,
+        action_spec=ActionSpec(env.action_space),
+        proximal=_proximal(config, agent.policy),
+        optimizers=Optimizers(agent, config.optimizer),
+        shuffle=torch.Generator().manual_seed(shuffle_seed),
+        interrupts=Interrupts(echo=2.0 if is_distributed() else 0.0),
+        noise=_noise_scale(config, device) if config.log.noise_scale else None,
+    )
+    if config.compile:
+        _compile(learner)
+    return learner
+
+
+def _sampler(config: TrainConfig, env: VectorEnv, action_spec: ActionSpec, generator: torch.Generator) -> Sampler:
+    bootstrap = config.env.bootstrap_truncated
+    if bootstrap is None:
+        bootstrap = env.bootstrap_truncated
+    return Sampler(env, action_spec, bootstrap_truncated=bootstrap, generator=generator)
 
 
 def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
