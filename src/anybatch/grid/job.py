@@ -52,6 +52,7 @@ class Outcome:
     folder: Path
     """Run folder; ``log.txt`` in it holds the output of the run."""
     status: Status = "waiting"
+    """State of the job."""
     starts: int = 0
     """Number of times that this call started the job; 0 if it was done before."""
     error: str = ""

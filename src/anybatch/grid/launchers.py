@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,10 +11,9 @@ from typing import Any
 
 from anybatch.errors import AnybatchError, ConfigError
 from anybatch.grid.job import LOG, Launcher, Outcome, Running
+from anybatch.system.processes import KILLED, ChildProcess, visible_gpus
 
 _STOP_FILE, _STOP_POLL_SECONDS = "stop", 0.5
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PR_SET_PDEATHSIG = 1
 
 
 def make_launcher(name: str, processes: int | None, address: str | None) -> Launcher:
@@ -42,77 +37,28 @@ def shell_command(outcome: Outcome) -> str:
     return shlex.join(["anybatch", *outcome.command])
 
 
+def _command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "anybatch", *arguments]
+
+
 class _LocalLauncher:
     """Processes on this machine; several GPUs are assigned to the runs in turn."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
-        self._gpus = _gpus() if processes > 1 else []
+        self._gpus = visible_gpus() if processes > 1 else []
 
     def start(self, outcome: Outcome, slot: int) -> Running:
         threads = max(1, (os.cpu_count() or 1) // self.processes)
-        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-        if self._gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-        return _Process(
-            _start(
-                outcome.command,
-                outcome.folder / LOG,
-                signal_at_death=signal.SIGTERM,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the grid only
-            )
+        return ChildProcess(
+            _command(outcome.command),
+            outcome.folder / LOG,
+            detached=True,
+            defaults={"OMP_NUM_THREADS": str(threads)},
+            variables={"CUDA_VISIBLE_DEVICES": self._gpus[slot % len(self._gpus)]} if self._gpus else {},
         )
 
     def close(self) -> None: ...
-
-
-class _Process:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def exit_code(self) -> int | None:
-        return self._process.poll()
-
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # includes the processes of the environments
-
-
-def _start(
-    arguments: list[str], log: Path, *, signal_at_death: signal.Signals, **options: Any
-) -> subprocess.Popen[bytes]:
-    """Start ``anybatch`` with its output appended to a log file.
-
-    On Linux the kernel sends it ``signal_at_death`` when this process dies, even by SIGKILL, so that no run is left.
-    """
-
-    def prepare() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal_at_death)
-
-    with open(log, "ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "anybatch", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            preexec_fn=prepare,
-            **options,
-        )
-
-
-def _gpus() -> list[str]:
-    """Names of the GPUs to distribute runs over; empty where there is one or none."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name]
-    devices = list(Path("/proc/driver/nvidia/gpus").glob("*")) if sys.platform == "linux" else []
-    return [str(number) for number in range(len(devices))] if len(devices) > 1 else []
 
 
 class _RayLauncher:
@@ -158,7 +104,7 @@ class _Task:
         try:
             return int(self._ray.get(self._result))
         except self._ray.exceptions.RayError:  # the machine or the worker process died
-            return -signal.SIGKILL
+            return KILLED
 
     def stop(self) -> None:
         self._stop.touch()  # cancelling the task would not wait for the checkpoint
@@ -170,12 +116,11 @@ class _Task:
 def _train_in_task(arguments: list[str], log: str, stop: str, folder: str) -> int:
     """Body of a Ray task: run the command, and stop it when the file ``stop`` appears."""
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    cwd = folder if Path(folder).is_dir() else None
-    process = _start(arguments, Path(log), signal_at_death=signal.SIGKILL, cwd=cwd)
+    process = ChildProcess(_command(arguments), Path(log), cwd=folder if Path(folder).is_dir() else None)
     stopped = False
-    while process.poll() is None:
+    while process.exit_code() is None:
         if not stopped and Path(stop).exists():
             stopped = True
-            process.send_signal(signal.SIGTERM)
+            process.stop()
         time.sleep(_STOP_POLL_SECONDS)
-    return int(process.returncode)
+    return int(process.exit_code() or 0)
