@@ -22,12 +22,11 @@ from pathlib import Path
 import pytest
 import tyro
 
-from anybatch import training
+from anybatch import grid, training
 from anybatch.cli.main import main
 from anybatch.cli.reproduce import DrawArguments, ReportArguments
 from anybatch.config.schema import TrainConfig
-from anybatch.grid import job as grid_job
-from anybatch.grid import runner as grid
+from anybatch.grid import run_folder, runner
 from anybatch.runs import evaluation
 from anybatch.runs import video as watch
 from anybatch.runs.run import read_config
@@ -116,11 +115,12 @@ def shortened(monkeypatch: pytest.MonkeyPatch) -> None:
         return env
 
     monkeypatch.setattr(evaluation, "make", cut_short)
-    run_grid = grid.run_grid  # of several long runs: says what it would start
-    monkeypatch.setattr(
-        grid, "run_grid", lambda jobs, out, **keywords: run_grid(jobs, out, **{**keywords, "launcher": "print"})
-    )
-    monkeypatch.setattr(grid_job, "go_on", lambda config, out, seed, **keywords: longer(out, quiet=True))
+    run_grid = runner.run_grid  # of several long runs: prints the commands
+    for module in (runner, grid):
+        monkeypatch.setattr(
+            module, "run_grid", lambda jobs, out, **keywords: run_grid(jobs, out, **{**keywords, "launcher": "print"})
+        )
+    monkeypatch.setattr(run_folder, "train_or_resume", lambda config, out, seed, **keywords: longer(out, quiet=True))
     monkeypatch.setattr(evaluation, "evaluate", fewer)
     monkeypatch.setattr(watch, "record", lambda *rest, **keywords: record(*rest, **{**keywords, "max_steps": 20}))
 
