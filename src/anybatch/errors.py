@@ -25,3 +25,7 @@ class DivergenceError(AnybatchError, RuntimeError):
 
 class WorkerError(AnybatchError, RuntimeError):
     """Another data-parallel worker has died, hangs, or computes something else."""
+
+
+class ScalingWarning(UserWarning):
+    """A condition of batch size-invariance that a scaled configuration does not meet."""

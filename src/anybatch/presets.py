@@ -1,6 +1,6 @@
-"""The hyperparameters of appendix B's tables, as configurations.
+"""Hyperparameters of the tables in appendix B.
 
-Every preset takes the environment and any change by field name::
+Every preset takes the environment and changes by field name::
 
     ppo_ewma("procgen:coinrun-hard", num_envs=64, clip=0.1)
 """
@@ -17,7 +17,7 @@ from anybatch.envs.registry import environment_id
 Env = str | Callable[..., Any]
 """An environment's id, or a callable that makes one."""
 DEFAULT_ENV = "procgen:starpilot-hard"
-"""What presets train on where nothing else is said."""
+"""Default environment."""
 
 
 def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
@@ -68,4 +68,4 @@ def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
 
 
 PRESETS: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}
-"""Presets by the name that the command line uses."""
+"""Presets by their name on the command line."""

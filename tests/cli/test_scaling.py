@@ -89,7 +89,7 @@ def test_a_value_given_by_hand_wins_even_if_it_is_the_preset_s(
     assert config.advantage.span == 1024
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("policy.center_of_mass")]
-    assert "yours" in line
+    assert "by hand" in line
     assert "8 " in line
 
 
@@ -175,7 +175,7 @@ def test_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fixed minibatch" in text
 
 
-@pytest.mark.parametrize("framework", ["sb3", "cleanrl", "rllib", "trl"])
+@pytest.mark.parametrize("framework", ["sb3", "cleanrl", "rllib", "trl", "rsl_rl"])
 def test_other_frameworks(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(["ppo-ewma", "--divide-batch-by", "64", "--for", framework], capsys)
     assert "6.25e-05" in text
@@ -183,7 +183,7 @@ def test_other_frameworks(framework: str, capsys: pytest.CaptureFixture[str]) ->
     assert "# warning: 3 policy epochs" in text
 
 
-@pytest.mark.parametrize("framework", ["sb3", "cleanrl", "rllib", "trl"])
+@pytest.mark.parametrize("framework", ["sb3", "cleanrl", "rllib", "trl", "rsl_rl"])
 def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["ppo-ewma", "--divide-batch-by", "64", "--for", framework, "--format"]
     content = json.loads(printed([*arguments, "json"], capsys))
@@ -225,7 +225,7 @@ def test_doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(run)]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("30 iterations")
-    lines.remove("and for behaving the same at another batch size:")  # 8 steps are shorter than GAE's horizon
+    lines.remove("conditions of batch size-invariance that are not met:")  # 8 steps are shorter than GAE's horizon
     assert "GAE looks" in lines[-1]
     assert len(lines) == len(set(lines))
     assert all(line.startswith(("ok: ", "warning: ", "error: ")) for line in lines)

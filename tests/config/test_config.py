@@ -11,23 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from anybatch.config.io import field_names, from_dict, override, to_dict, to_yaml
+from anybatch.config import fields
+from anybatch.config.io import from_dict, override, to_dict, to_yaml
 from anybatch.config.schema import OptimizerConfig, TrainConfig
 from anybatch.config.validation import _RANGES, validate
 from anybatch.errors import AnybatchError, ConfigError
 from anybatch.presets import PRESETS, ppg, ppg_ewma, ppo, ppo_ewma
 
 ENV = "gym:CartPole-v1"
-
-
-def get(config: Any, path: str) -> Any:
-    for part in path.split("."):
-        config = getattr(config, part)
-    return config
-
-
-def leaves() -> list[str]:
-    return [name for name in field_names() if not dataclasses.is_dataclass(get(TrainConfig(), name))]
 
 
 def sentence(error: pytest.ExceptionInfo[ConfigError]) -> str:
@@ -51,7 +42,7 @@ def test_yaml_round_trip(preset: str) -> None:
 
 def test_yaml_has_every_field() -> None:
     values = yaml.safe_load(to_yaml(TrainConfig()))
-    for name in leaves():
+    for name in fields.names():
         inner = values
         for part in name.split("."):
             inner = inner[part]  # KeyError if it is missing
@@ -125,7 +116,8 @@ def test_bad_values_give_one_sentence_that_names_the_field(values: Any, parts: l
         ("minibatches", "optimizer.minibatches", 3),
         ("aux_step_size", "aux.step_size", 0.5),
         ("aux.minibatches", "aux.minibatches", 3),
-        ("epochs", "aux.epochs", 3),
+        ("aux_epochs", "aux.epochs", 3),
+        ("discount", "advantage.discount", 0.5),  # not reward.return_discount
         ("policy_iterations", "aux.policy_iterations", 3),
         ("policy_epochs", "optimizer.policy_epochs", 3),
         ("policy_clip", "policy.clip", 0.5),
@@ -135,18 +127,18 @@ def test_bad_values_give_one_sentence_that_names_the_field(values: Any, parts: l
 def test_change_by_name(name: str, path: str, value: Any) -> None:
     start = TrainConfig()
     changed = override(start, {name: value})
-    assert get(changed, path) == value
-    different = [leaf for leaf in leaves() if get(changed, leaf) != get(start, leaf)]
+    assert fields.get(changed, path) == value
+    different = [leaf for leaf in fields.names() if fields.get(changed, leaf) != fields.get(start, leaf)]
     assert different == [path]
     assert start == TrainConfig()
 
 
 def test_every_full_name_is_its_own_field() -> None:
-    names = list(field_names())
+    names = list(fields.types())
     assert len({name.replace(".", "_") for name in names}) == len(names)
-    for name in leaves():
+    for name in fields.names():
         for spelling in (name, name.replace(".", "_")):
-            assert override(TrainConfig(), {spelling: get(TrainConfig(), name)}) == TrainConfig()
+            assert override(TrainConfig(), {spelling: fields.get(TrainConfig(), name)}) == TrainConfig()
 
 
 def test_change_a_section() -> None:
@@ -165,6 +157,11 @@ def test_change_a_section() -> None:
         ({"normalize": False}, ["normalize is ambiguous", "reward.normalize", "advantage.normalize"]),
         ({"kind": "sgd"}, ["kind is ambiguous", "rollout.source.kind", "optimizer.kind"]),
         ({"options": {}}, ["options is ambiguous", "env.options", "model.options"]),
+        (
+            {"epochs": 3},
+            ["epochs is ambiguous: it may be aux.epochs, optimizer.policy_epochs or optimizer.value_epochs"],
+        ),
+        ({"optimizer": {"stepsize": 1.0}}, ["optimizer.stepsize is not a field", "did you mean optimizer.step_size?"]),
         ({"step_siz": 1.0}, ["step_siz is not a field", "step_size"]),
         ({"optimizer": {"foo": 1}}, ["optimizer.foo is not a field"]),
         ({"num_envs": "x"}, ["env.num_envs", "'x'"]),
@@ -252,12 +249,12 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
     config = preset()
     for table in tables:
         for name, value in table.items():
-            assert get(config, name) == value, name
+            assert fields.get(config, name) == value, name
     # every other field of these sections is named above
     named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
     beside = {"policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
     sections = ("optimizer.", "policy.", "advantage.", "reward.")
-    assert {name for name in leaves() if name.startswith(sections)} <= named | beside
+    assert {name for name in fields.names() if name.startswith(sections)} <= named | beside
     assert validate(config) is config
     com = config.policy.center_of_mass
     assert round(com / (1 + com), 3) == 0.889

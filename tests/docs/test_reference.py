@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from anybatch.cli.main import _COMMANDS, argument_classes, main
-from anybatch.cli.options import field_help, groups, options
+from anybatch.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src/anybatch"
@@ -166,29 +165,17 @@ def test_exports_of_a_lazy_package_are_read() -> None:
     assert exports(ast.parse(source)) == {"x": "anybatch.a.b"}
 
 
-def test_every_command_tells_its_options() -> None:
-    assert set(argument_classes()) == set(_COMMANDS)
-
-
-@pytest.mark.parametrize("command", list(_COMMANDS))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_has_help(command: str) -> None:
-    kind = argument_classes()[command]
-    assert not [option.flag for option in options(kind) if not option.help]
-    assert all(groups(kind).values())
-    positional = {name for name, hint in kind.__annotations__.items() if "Positional" in str(hint)}
-    assert positional <= set(field_help(kind))
     assert re.search(rf"^  {command} ", printed(["--help"]), re.MULTILINE)  # the page of commands has it
+    arguments = {"train": ["ppo", "--help", "all"], "scale": ["ppo", "--help", "all"], "reproduce": ["run", "--help"]}
+    _, *options = re.split(r"\n(?=[^\w-]*(?:-h, )?--[a-z])", printed([command, *arguments.get(command, ["--help"])]))
+    assert options
+    for option in options[1:]:  # the first is --help
+        assert re.search(r"[A-Za-z0-9)\]]\.(?=\W)", option), f"{option} has no sentence that explains it"
 
 
-@pytest.mark.parametrize("command", ["train", "scale", "eval", "watch", "resume", "doctor", "envs"])
-def test_options_are_those_that_tyro_takes(command: str) -> None:
-    """Short help pages and completion read the dataclasses themselves; they must not lead a life of their own."""
-    everything = ["ppo", "--help", "all"] if command in ("train", "scale") else ["--help"]
-    flags = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*", printed([command, *everything]).replace("--help", "")))
-    assert flags == {flag for option in options(argument_classes()[command]) for flag in option.flags}
-
-
-@pytest.mark.parametrize("command", list(_COMMANDS))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen(command: str) -> None:
     lines = printed([command, "--help"]).splitlines()
     assert len(lines) <= 40

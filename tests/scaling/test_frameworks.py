@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from anybatch.config.frameworks import FRAMEWORKS
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.scaling import scale
-from anybatch.scaling.frameworks import FRAMEWORKS, translate
+from anybatch.scaling.frameworks import translate
 
 SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
 
@@ -21,6 +22,7 @@ SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
         ("cleanrl", ["--num-envs 4", "--num-minibatches 8", "--vf-coef 1.0", "--learning-rate 6.25e-05"]),
         ("rllib", ["train_batch_size_per_learner=1024", "minibatch_size=128", "lr=6.25e-05", "use_kl_loss=False"]),
         ("trl", ["learning_rate=6.25e-05", "adam_beta1=0.9983551", "num_iterations=1", "epsilon=0.2"]),
+        ("rsl_rl", ["num_steps_per_env=256", "num_mini_batches=8", "learning_rate=6.25e-05", "max_iterations=97657"]),
     ],
 )
 def test_values(framework: str, words: list[str]) -> None:
@@ -59,8 +61,8 @@ def test_batches_are_those_of_each_framework() -> None:
 
 def test_value_coefficients_mean_the_same() -> None:
     # ours: 0.5 mean((v - target)^2); CleanRL's ppo.py halves the squared error itself, the others do not
-    found = [translate(SMALL, name).arguments for name in ("sb3", "cleanrl", "rllib")]
-    assert [found[0]["vf_coef"], found[1]["vf-coef"], found[2]["vf_loss_coeff"]] == [0.5, 1.0, 0.5]
+    names = {"sb3": "vf_coef", "cleanrl": "vf-coef", "rllib": "vf_loss_coeff", "rsl_rl": "value_loss_coef"}
+    assert [translate(SMALL, x).arguments[name] for x, name in names.items()] == [0.5, 1.0, 0.5, 0.5]
 
 
 def test_sgd_is_not_sold_as_adam() -> None:
@@ -68,7 +70,7 @@ def test_sgd_is_not_sold_as_adam() -> None:
     kind = translate(config, "sb3").arguments["policy_kwargs"]
     assert kind == {"optimizer_class": "torch.optim.SGD", "optimizer_kwargs": {"momentum": 0.9}}
     assert translate(config, "trl").arguments["optim"] == "sgd"
-    for framework in ("cleanrl", "rllib", "trl"):
+    for framework in ("cleanrl", "rllib", "trl", "rsl_rl"):
         text = str(translate(config, framework))
         assert "momentum 0.9" in text
         assert "betas" not in text and "adam" not in text
@@ -88,6 +90,8 @@ def test_schedules() -> None:
         ({"value_epochs": 9}, "sb3", "optimizer.value_epochs 9"),
         ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "cleanrl", "rollout.source delayed"),
         ({"advantage.normalize": False}, "rllib", "advantage.normalize false"),
+        ({"advantage.normalize": False}, "rsl_rl", "advantage.normalize false"),
+        ({"schedule": "linear"}, "rsl_rl", "optimizer.schedule linear"),
         ({"objective": "kl"}, "sb3", "clip_range limits the policy instead"),
         ({"objective": "kl"}, "rllib", "kl_target"),
         ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
@@ -104,7 +108,7 @@ def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:
     assert "kl_coefficient" not in str(translate(ppo(), "sb3"))
 
 
-@pytest.mark.parametrize("framework", ["sb3", "rllib", "trl"])
+@pytest.mark.parametrize("framework", ["sb3", "rllib", "trl", "rsl_rl"])
 def test_python_is_python(framework: str) -> None:
     compile(str(translate(SMALL, framework)), framework, "exec")
     compile(str(translate(ppg_ewma(), framework)), framework, "exec")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import pytest
 
 from anybatch import scaling
+from anybatch.config import fields
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, ScalingWarning
 from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
-from anybatch.scaling.changes import YOURS, Change
+from anybatch.scaling.changes import BY_HAND, Change
 from anybatch.scaling.conditions import gae_horizon, gae_share_cut, validity
-from anybatch.scaling.rules import proximal_age
+from anybatch.scaling.rules import proximal_age, staleness
 
 
 def after(changes: list[Change]) -> dict[str, Any]:
@@ -42,10 +44,8 @@ def test_the_smallest_batch_of_the_paper() -> None:
     assert config.aux.minibatches_per_epoch == 2048
     assert config.aux.step_size == pytest.approx(2.5e-4)
     assert config.optimization_batch == 32
-    assert {change.field for change in changes} == {
-        *scaling.FIELDS[:1],
-        *scaling.FIELDS[3:],
-    }  # all but T and the number of minibatches
+    # all but T, the number of minibatches, and the age of the data
+    assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:-2]}
     validate(config)
 
 
@@ -88,10 +88,11 @@ def test_no_change_gives_an_empty_list() -> None:
 def test_rules_without_a_subject_are_left_out() -> None:
     assert set(after(scaling.scale(ppo(), 4)[1])) == {
         "env.num_envs",
-        "workers",
         "optimizer.step_size",
         "advantage.span",
-    }
+    }  # nor the workers, which only the auxiliary phase depends on
+    assert scaling.scale(ppo(), 4)[0].workers == 4
+    assert after(scaling.scale(ppo(), 4, workers=2)[1])["workers"] == 2
     config = ppo_ewma(**{"advantage.normalize": False})
     assert "advantage.span" not in after(scaling.scale(config, 4)[1])
     assert "policy.center_of_mass" in after(scaling.scale(config, 4)[1])
@@ -129,7 +130,7 @@ def test_auxiliary_minibatches_follow_n_pi_unless_a_rule_says_how_many() -> None
     assert "aux.minibatches" not in after(changes)
     assert (config.aux.policy_iterations, config.aux.minibatches_per_epoch) == (128, 512)
     by_hand: dict[str, Any] = {"aux.policy_iterations": 32}
-    config, _ = scaling.rescale(ppg_ewma(), num_envs=64, workers=4, yours=by_hand)
+    config, _ = scaling.rescale(ppg_ewma(), num_envs=64, workers=4, overrides=by_hand)
     assert aux_samples(config) == 1024
 
 
@@ -181,7 +182,7 @@ def test_one_worker_stays_one_worker() -> None:
         (math.nan, ["divide_batch_by is nan"]),
         (math.inf, ["divide_batch_by is inf"]),
         (3, ["85.3333", "rescale with num_envs 85"]),
-        (512, ["256 environments", "rollout_steps"]),
+        (512, ["only 256 environments: the divisor can be at most 256", "rollout_steps"]),
         (1 / 128, ["aux.policy_iterations", "at least 1", "2,097,152 samples"]),
     ],
 )
@@ -246,7 +247,7 @@ def test_workers_alone_change_the_auxiliary_phase_alone() -> None:
 
 def test_fixed_minibatch_keeps_the_inner_loop() -> None:
     config, changes = scaling.rescale(ppo_ewma(), num_envs=1024, rule="fixed-minibatch")
-    assert after(changes) == {"env.num_envs": 1024, "workers": 16, "optimizer.minibatches": 32}
+    assert after(changes) == {"env.num_envs": 1024, "optimizer.minibatches": 32}
     assert config.optimization_batch == 8192
     assert proximal_age(config) == proximal_age(ppo_ewma())
     fewer, changes = scaling.rescale(ppo_ewma(), num_envs=64, rule="fixed-minibatch")
@@ -262,7 +263,7 @@ def test_fixed_minibatch_keeps_the_inner_loop() -> None:
         ({"rollout_steps": -1}, ["rollout.steps is -1"]),
         ({"minibatches": 0}, ["optimizer.minibatches is 0"]),
         ({"workers": 0}, ["workers is 0"]),
-        ({"num_envs": 1, "rollout_steps": 4}, ["cannot share out 1 environments of 4 steps"]),  # half a sample each
+        ({"num_envs": 1, "rollout_steps": 4}, ["cannot divide 1 environments of 4 steps"]),  # half a sample each
         ({"num_envs": 80, "rule": "fixed-minibatch"}, ["fixed-minibatch keeps 8192 samples", "2.5"]),
         ({"num_envs": 64, "minibatches": 4, "rule": "fixed-minibatch"}, ["leave minibatches out"]),
     ],
@@ -284,27 +285,27 @@ def test_odd_numbers_of_environments_give_a_valid_configuration_near_the_rule(nu
     assert aux_samples(config) == pytest.approx(1024, rel=0.25)
     assert num_envs % config.workers == 0
     (why,) = [change.why for change in changes if change.field == "aux.policy_iterations"]
-    assert ("the nearest" in why) == (not (32 * c).is_integer())
+    assert ("the rule gives" in why) == (not (32 * c).is_integer())
 
 
 def test_values_set_by_hand_win_and_are_shown() -> None:
-    yours: dict[str, Any] = {"optimizer.step_size": 1e-3, "aux.policy_iterations": 64}
-    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, yours=yours)
+    overrides: dict[str, Any] = {"optimizer.step_size": 1e-3, "aux.policy_iterations": 64}
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, overrides=overrides)
     assert config.optimizer.step_size == 1e-3
     assert config.aux.policy_iterations == 64
     assert config.policy.center_of_mass == 128
     assert aux_samples(config) == 1024  # of the phase that will be run
     by_name = {change.field: change for change in changes}
-    assert by_name["optimizer.step_size"].rule == YOURS
+    assert by_name["optimizer.step_size"].rule == BY_HAND
     assert "the rule gives 0.000125" in by_name["optimizer.step_size"].why
     assert by_name["policy.center_of_mass"].rule == "x 16"
 
 
 def test_a_value_set_by_hand_where_no_rule_speaks_is_shown_too() -> None:
-    yours = {"optimizer.adam_betas": (0.5, 0.9)}
-    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, yours=yours)
+    overrides = {"optimizer.adam_betas": (0.5, 0.9)}
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=16, overrides=overrides)
     assert config.optimizer.adam_betas == (0.5, 0.9)
-    assert changes[-1].rule == YOURS
+    assert changes[-1].rule == BY_HAND
 
 
 def test_table() -> None:
@@ -348,9 +349,7 @@ def test_the_paper_s_own_experiment_is_valid() -> None:
         ({"max_grad_norm": 0.5}, "max_grad_norm"),
         ({"adam_eps": 1e-5}, "adam_eps"),
         ({"rollout.steps": 16}, "gae_horizon"),
-        ({"minibatches": 100_000}, "minibatch"),
-        ({"span": 0.5}, "advantage_span"),
-        ({"policy_iterations": 0}, "policy_iterations"),
+        ({"architecture": "shared", "value_epochs": 2}, "shared_epochs"),
         ({"total_env_steps": 1_000_000}, "phase"),
         ({"total_env_steps": 600_000, "policy_iterations": 1}, "proximal_age"),
     ],
@@ -360,12 +359,19 @@ def test_each_condition(changes: dict[str, Any], check: str) -> None:
     (finding,) = [x for x in findings if x.check == check]
     assert finding.change
     assert "\n" not in str(finding)
-    assert finding.severity == ("error" if check in ("minibatch", "advantage_span", "policy_iterations") else "warning")
+    assert finding.severity == "warning"
 
 
-def test_errors_come_first() -> None:
-    severities = [x.severity for x in validity(ppg_ewma(policy_epochs=3, span=0.5, max_grad_norm=1.0))]
-    assert severities == ["error", "warning", "warning"]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architecture": "dual", "value_epochs": 2},
+        {"architecture": "detach", "value_epochs": 2},  # no value gradient reaches the encoder
+        {"architecture": "shared", "value_epochs": 1},
+    ],
+)
+def test_value_epochs_matter_only_where_they_move_the_policy(changes: dict[str, Any]) -> None:
+    assert "shared_epochs" not in checks(ppg_ewma(**changes))
 
 
 def test_rounded_phases_are_reported() -> None:
@@ -375,15 +381,115 @@ def test_rounded_phases_are_reported() -> None:
     assert "phase_batch" not in checks(scaling.rescale(ppg_ewma(), num_envs=100)[0], ppg_ewma())  # 82 for 81.92
 
 
-def test_larger_iterations_of_stale_data_are_reported() -> None:
-    source = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
-    config = ppg_ewma(**source)
-    larger, _ = scaling.scale(config, 1 / 2)
+# ---------------------------------------------------------------- staleness
+
+DELAYED = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
+
+
+@pytest.mark.parametrize(("kind", "field"), [("delayed", "delay"), ("asynchronous", "max_lag")])
+def test_the_age_of_the_data_is_kept(kind: str, field: str) -> None:
+    config = ppg_ewma(**{"rollout.source.kind": kind, f"rollout.source.{field}": 3})
+    small, changes = scaling.scale(config, 16)
+    assert fields.get(small, f"rollout.source.{field}") == 48
+    # 3 x 65,536 = 48 x 4,096
+    assert staleness(small) == staleness(config) == 196_608
+    (row,) = [x for x in changes if x.field.startswith("rollout.source")]
+    assert (row.field, row.before, row.after, row.rule) == (f"rollout.source.{field}", 3, 48, "x 16")
+    assert "196,608 environment steps old" in row.why and ("at most" in row.why) == (kind == "asynchronous")
+    assert scaling.scale(small, 1 / 16, workers=4)[0] == override(config, {"aux.minibatches": 512})
+    assert "staleness" not in checks(small, config)
+
+
+def test_a_delay_is_rounded_to_whole_iterations() -> None:
+    config = ppg_ewma(**DELAYED)
+    # 3 iterations of 256 environments are 7.68 of 100: 8 are 204,800 steps, 4% more than 196,608
+    changes = scaling.rescale(config, num_envs=100)[1]
+    (row,) = [x for x in changes if x.field == "rollout.source.delay"]
+    assert row.after == 8
+    assert row.why == "the rule gives 7.68; data is 204,800 steps old instead of 196,608"
+    # of 64 environments they are exactly 12
+    (row,) = [x for x in scaling.rescale(config, num_envs=64)[1] if x.field == "rollout.source.delay"]
+    assert row.after == 12 and "data stays" in row.why
+
+
+def test_stale_data_stays_stale() -> None:
+    config = ppg_ewma(**(DELAYED | {"rollout.source.delay": 1}))
+    larger, _ = scaling.scale(config, 1 / 4)
+    assert larger.rollout.source.delay == 1  # the rule gives 0.25
     (finding,) = [x for x in validity(larger, config) if x.check == "staleness"]
-    assert "393,216 environment steps ago instead of 196,608" in finding.seen  # 3 x 2 x 65,536
-    assert "staleness" not in checks(scaling.scale(config, 2)[0], config)
+    assert "262,144 environment steps old instead of 65,536" in finding.seen
+
+
+def test_fresh_data_stays_fresh() -> None:
+    for changes in ({}, {"rollout.source.kind": "delayed"}, {"rollout.source.kind": "asynchronous", "max_lag": 0}):
+        config, rows = scaling.scale(ppg_ewma(**changes), 16)
+        assert config.rollout.source == ppg_ewma(**changes).rollout.source
+        assert not [x for x in rows if x.field.startswith("rollout.source")]
+
+
+@pytest.mark.parametrize(("c", "words"), [(16, "12,288 environment steps old instead of 196,608"), (0.5, "393,216")])
+def test_staleness_that_is_not_kept_is_reported_in_both_directions(c: float, words: str) -> None:
+    config = ppg_ewma(**DELAYED)
+    scaled, changes = scaling.scale(config, c, staleness=False)
+    assert scaled.rollout.source.delay == 3
+    assert not [x for x in changes if x.field.startswith("rollout.source")]
+    (finding,) = [x for x in validity(scaled, config) if x.check == "staleness"]
+    assert words in finding.seen
     assert "staleness" not in checks(scaling.rescale(config, minibatches=32)[0], config)
-    assert "staleness" not in checks(scaling.scale(ppg_ewma(), 1 / 2)[0], ppg_ewma())
+
+
+# ---------------------------------------------------------------- auxiliary minibatches that do not divide
+
+
+def test_a_rounded_auxiliary_minibatch_is_compensated_by_its_step_size() -> None:
+    config, changes = scaling.rescale(ppg_ewma(), num_envs=179)
+    # N_pi = 46 for 45.78; 46 x 179 x 256 samples are 2,058.5 minibatches of 1,024. 8,234 trajectories (2 x 23 x 179) of
+    # 256 steps divide into 1,472 minibatches of 1,432 samples (23 x 64), or 2,864 (179 x 16), but no number between
+    assert (config.workers, config.aux.policy_iterations, config.aux.minibatches) == (1, 46, 1472)
+    assert aux_samples(config) == 1432
+    # a step of the reference has 4 x 1,024 samples over all workers: 4,096 / 1,432 times as many
+    assert config.aux.step_size == pytest.approx(5e-4 / (4096 / 1432) ** 0.5, rel=1e-12)
+    (why,) = [x.why for x in changes if x.field == "aux.step_size"]
+    assert "2.86034 times fewer samples per auxiliary gradient step" in why
+    linear, _ = scaling.rescale(ppg_ewma(), num_envs=179, adam_step="linear")
+    assert linear.aux.step_size == pytest.approx(5e-4 / (4096 / 1432), rel=1e-12)
+
+
+@pytest.mark.parametrize("num_envs", range(1, 513, 17))
+def test_auxiliary_step_size_follows_the_samples_of_a_step(num_envs: int) -> None:
+    before = ppg_ewma()
+    config, _ = scaling.rescale(before, num_envs=num_envs)
+    ratio = aux_samples(config) * config.workers / (aux_samples(before) * before.workers)
+    assert config.aux.step_size == pytest.approx(before.aux.step_size * ratio**0.5)
+
+
+# ---------------------------------------------------------------- warnings
+
+
+def test_unmet_conditions_are_warnings_in_python() -> None:
+    with pytest.warns(ScalingWarning) as caught:
+        scaling.scale(ppo(), 4)
+    assert [str(x.message).split(":")[0] for x in caught] == ["3 policy epochs", "policy.proximal behavior"]
+    assert {x.filename for x in caught} == {__file__}  # the line that called scale
+    with pytest.warns(ScalingWarning, match="advantage mean and std over 262,144 samples instead of 65,536") as caught:
+        scaling.rescale(ppg_ewma(), num_envs=1024)
+    assert {x.filename for x in caught} == {__file__}
+
+
+def test_no_warning_where_the_conditions_hold() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaling.scale(ppg_ewma(), 16)
+        scaling.rescale(ppo())  # nothing changes
+        scaling.warn_about(ppg_ewma())
+
+
+def test_a_configuration_can_be_warned_about_alone() -> None:
+    with pytest.warns(ScalingWarning, match="3 policy epochs: .* tune the step size there") as caught:
+        scaling.warn_about(ppo_ewma())
+    assert [x.filename for x in caught] == [__file__]
+    with pytest.warns(ScalingWarning, match="instead of 2,097,152"):
+        scaling.warn_about(ppg_ewma(policy_iterations=16), ppg_ewma())
 
 
 def test_gae_horizon() -> None:

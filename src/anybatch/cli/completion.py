@@ -1,72 +1,82 @@
-"""``anybatch completion SHELL``: a script that completes commands, presets, options and their values."""
+"""``anybatch completion``: a script that completes commands, presets, options and their values.
+
+tyro has such scripts too, but its bash script starts Python at every key press and does not complete file names in the
+place of a preset, and its zsh script cannot be sourced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+import contextlib
+import importlib
+import io
+import re
+from typing import Literal
 
 import tyro
 
-from anybatch.cli.options import options
+from anybatch.cli.main import COMMANDS
+from anybatch.presets import PRESETS
 
-Shell = Literal["bash", "zsh"]
-"""Shells that a script can be printed for."""
+FIRST = {
+    "train": PRESETS,
+    "scale": PRESETS,
+    "reproduce": ("list", "run", "status", "draw"),
+    "completion": ("bash", "zsh"),
+}
+"""Words that may follow a command."""
 
 
-@dataclass(frozen=True)
-class CompletionArguments:
+def main(shell: Literal["bash", "zsh"], /) -> int:
     """Print a script that completes anybatch's commands and options in a shell.
 
-    For this session: source <(anybatch completion bash); for good, that line in ~/.bashrc.
-    """
-
-    shell: tyro.conf.Positional[Shell]
-    """The shell to print it for."""
-
-
-def completion_command(arguments: list[str], kinds: Mapping[str, type], presets: Sequence[str]) -> int:
-    """``anybatch completion SHELL``: print the script; returns the exit code.
+    For this session: source <(anybatch completion bash); permanently: that line in ~/.bashrc.
 
     Args:
-        arguments: the command line.
-        kinds: the dataclass of every command.
-        presets: what ``train`` and ``scale`` take first.
+        shell: Shell of the script.
     """
-    asked = tyro.cli(CompletionArguments, args=arguments, prog="anybatch completion")
-    print(script(asked.shell, kinds, presets))
+    print(script(shell))
     return 0
 
 
-def script(shell: Shell, kinds: Mapping[str, type], presets: Sequence[str]) -> str:
-    """The completion script; arguments as for :func:`completion_command`. What it has no words for are files."""
+def script(shell: Literal["bash", "zsh"]) -> str:
+    """Completion script; words that it does not know are completed as file names."""
     flags, values = [], []
-    for command, kind in kinds.items():
-        found = options(kind)
-        names = " ".join(["--help", *(flag for option in found for flag in option.flags)])
-        flags.append(f'    {command}) words="{names}" ;;')
-        limited = [(option.flag, " ".join(option.choices)) for option in found if option.choices]
-        values += [f'    "{command} {flag}") words="{choices}" ;;' for flag, choices in limited]
-    first = "".join(f'    {command}) words="{" ".join(presets)}" ;;\n' for command in ("train", "scale"))
-    first += f'    reproduce) words="list run status draw" ;;\n    completion) words="{" ".join(get_args(Shell))}" ;;\n'
-    text = _BASH.format(commands=" ".join(kinds), first=first, values="\n".join(values), flags="\n".join(flags))
+    for command in COMMANDS:
+        page = _help(command)
+        lines = re.findall(r"^[^\w-]*(?:-h, )?((?:--[a-z][\w.-]*(?:, )?)+)", page, re.M)
+        words = " ".join(lines).replace(",", "").split()
+        flags.append(f'    {command}) words="{" ".join(words)}" ;;')
+        choices = re.findall(r"^[^\w-]*(--[\w.-]+) \{((?!None\})[\w,-]+)\}", page, re.M)
+        values += [f'    "{command} {flag}") words="{words.replace(",", " ")}" ;;' for flag, words in choices]
+    first = [f'    {command}) words="{" ".join(words)}" ;;' for command, words in FIRST.items()]
+    text = _BASH.format(*("\n".join(lines) for lines in (values, flags, first)), commands=" ".join(COMMANDS))
     return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text
+
+
+def _help(command: str) -> str:
+    """Help of a command with all its options; of reproduce, that of ``run``, whose options the others share."""
+    arguments = ["run", "--help"] if command == "reproduce" else ["--help"]
+    module = importlib.import_module(f"anybatch.cli.{command}")
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+        tyro.cli(getattr(module, "Arguments", module.main), args=arguments)
+    return re.sub(r"\x1b\[[\d;]*m", "", output.getvalue())
 
 
 _BASH = """_anybatch() {{
   local cur=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} words=""
   case "$command ${{COMP_WORDS[COMP_CWORD-1]}}" in
-{values}
+{}
   esac
   if [ "$COMP_CWORD" -eq 1 ]; then
     words="{commands} --help --version"
   elif [ -z "$words" ] && [ "${{cur:0:1}}" = "-" ]; then
     case "$command" in
-{flags}
+{}
     esac
   elif [ -z "$words" ] && [ "$COMP_CWORD" -eq 2 ]; then
     case "$command" in
-{first}    esac
+{}
+    esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }}

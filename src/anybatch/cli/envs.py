@@ -1,55 +1,51 @@
-"""``anybatch envs``: which environments can be trained on here."""
+"""``anybatch envs``: list of environments."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from anybatch.envs.installed import EnvFamily, catalog
 from anybatch.errors import ConfigError
 
-_MOST_IDS = 6  # of a family, where neither a word nor --all asks for more
+if TYPE_CHECKING:
+    from anybatch.envs.installed import EnvFamily
+
+_MAX_IDS = 6  # per family, unless a word or --all asks for more
 
 
-@dataclass(frozen=True)
-class EnvsArguments:
-    """List the environments that are installed, and what would install the others."""
+def main(
+    words: tuple[str, ...] = (), /, family: Literal["all", "procgen", "gym", "envpool"] = "all", all: bool = False
+) -> int:
+    """List the installed environments, and the commands that install the others.
 
-    words: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Only ids that contain all of these words, in any case of letters."""
-    family: Literal["all", "procgen", "gym", "envpool"] = "all"
-    """Only ids with this prefix."""
-    all: bool = False
-    """Every id, also of large families; without it those are counted."""
-
-
-def envs_command(arguments: list[str]) -> int:
-    """``anybatch envs``: print the families; returns the exit code.
+    Args:
+        words: List only ids that contain all of these words, in upper or lower case.
+        family: List only ids with this prefix.
+        all: List every id, also of large families, which are only counted otherwise.
 
     Raises:
-        ConfigError: no environment fits the words.
+        ConfigError: no environment matches the words.
     """
-    asked = tyro.cli(EnvsArguments, args=arguments, prog="anybatch envs")
-    families = [_chosen(family, asked.words) for family in catalog() if asked.family in ("all", family.prefix)]
-    if asked.words:
-        families = [family for family in families if family.ids]
+    from anybatch.envs.installed import catalog
+
+    families = [_matching(x, words) for x in catalog() if family in ("all", x.prefix)]
+    if words:
+        families = [x for x in families if x.ids]
         if not families:
-            raise ConfigError(f"no environment's id contains {' and '.join(asked.words)}; anybatch envs lists families")
+            raise ConfigError(f"no environment's id contains {' and '.join(words)}; anybatch envs lists families")
     width = min(shutil.get_terminal_size().columns, 120)
-    print("\n".join(_lines(families, width, everything=asked.all or bool(asked.words))))
-    if not asked.words:
-        print("\nand every function of yours that makes a Gymnasium environment: import.path:function")
+    print("\n".join(_lines(families, width, everything=all or bool(words))))
+    if not words:
+        print("\nand your own Gymnasium environments, as import.path:function")
     return 0
 
 
-def _chosen(family: EnvFamily, words: Iterable[str]) -> EnvFamily:
+def _matching(family: EnvFamily, words: Iterable[str]) -> EnvFamily:
     ids = tuple(name for name in family.ids if all(word.lower() in name.lower() for word in words))
-    return EnvFamily(family.prefix, family.name, ids, family.missing)
+    return dataclasses.replace(family, ids=ids)
 
 
 def _lines(families: list[EnvFamily], width: int, *, everything: bool) -> Iterable[str]:
@@ -61,7 +57,7 @@ def _lines(families: list[EnvFamily], width: int, *, everything: bool) -> Iterab
         if family.prefix == "procgen" and not everything:
             yield "    procgen:GAME-MODE with one of"
             yield from _wrapped([f"{game}-{{{modes}}}" for game, modes in _modes(family.ids)], width)
-        elif everything or len(family.ids) <= _MOST_IDS:
+        elif everything or len(family.ids) <= _MAX_IDS:
             yield from _wrapped(family.ids, width)
         else:
             examples = ", ".join(family.ids[:: max(1, len(family.ids) // 3)][:3])
@@ -69,7 +65,7 @@ def _lines(families: list[EnvFamily], width: int, *, everything: bool) -> Iterab
 
 
 def _modes(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Procgen's ids, a game each with its modes: coinrun-easy, coinrun-hard to (coinrun, easy,hard)."""
+    """Modes of each Procgen game: coinrun-easy, coinrun-hard gives (coinrun, easy,hard)."""
     games: dict[str, list[str]] = {}
     for name in ids:
         game, _, mode = name.removeprefix("procgen:").partition("-")

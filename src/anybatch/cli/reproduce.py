@@ -1,11 +1,10 @@
-"""The commands ``anybatch reproduce`` and ``anybatch report``."""
+"""``anybatch reproduce``: the paper's figures and tables."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,35 +19,26 @@ if TYPE_CHECKING:
 
 _STEPS_PER_SECOND = 4000.0
 
-_HELP = """usage: anybatch reproduce COMMAND ...
-
-  list             the figures and tables, and where in the paper they are
-  run NAME|all     train what is not trained yet, gather it, draw
-  status           how much of everything is there
-  draw NAME|all    draw again, from the tables
-
-Every command explains its options with --help."""
-
 
 @dataclass(frozen=True)
 class Selection:
-    """Which suite, how much of it, and where results are kept."""
+    """Suite, part of it, and folder of the results."""
 
     suite: Literal["laptop", "procgen"] = "laptop"
-    """Small networks on small tasks, minutes on two cores; or the paper's runs on Procgen."""
+    """laptop: small networks on small tasks, minutes on two cores; procgen: the paper's runs."""
     budget: Literal["smoke", "full"] = "full"
-    """full, or hardly a step of everything to see that it runs."""
+    """full, or smoke: a few steps of everything, to test that it runs."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()
     """Only these tasks."""
     seeds: int | None = None
-    """Repetitions of every run; by default the figure's own number."""
+    """Repetitions of every run; by default the number of the figure."""
     steps: int | None = None
     """Environment steps of every run."""
     out: Path | None = None
     """Folder of the results; by default runs/reproduce-SUITE, or runs/reproduce-SUITE-smoke."""
 
     def chosen(self) -> Suite:
-        """The suite."""
+        """Suite, restricted to the selection."""
         from anybatch.reproduce.registry import SUITES
         from anybatch.reproduce.suites.suite import Cut, cut
 
@@ -64,24 +54,24 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Train what is not trained yet, gather it into tables, and draw; what was interrupted goes on."""
+    """Train what is missing, collect it in tables, and draw; interrupted runs continue."""
 
     figure: tyro.conf.Positional[str]
     """all, or a name from `anybatch reproduce list`."""
     selection: Annotated[Selection, tyro.conf.arg(name="")] = field(default_factory=Selection)
     dry_run: bool = False
-    """Say what it would take, and do nothing."""
+    """Print an estimate of the work, and do nothing."""
     steps_per_second: float = _STEPS_PER_SECOND
-    """Environment steps a second at which a GPU trains PPO on Procgen: an assumption of --dry-run's GPU-hours."""
+    """Environment steps per second of PPO on Procgen on a GPU, for the GPU-hours of --dry-run."""
     launcher: Literal["local", "ray", "print", "here"] = "local"
-    """For Procgen: processes here, a Ray cluster, commands on standard output, or one after another in this process."""
+    """For Procgen: processes on this machine, a Ray cluster, print the commands, or train in this process (here)."""
     processes: int | None = None
-    """Runs, or stacks of runs, at the same time; by default one a core."""
+    """Maximum number of runs, or stacks of runs, at once; by default one per core."""
 
 
 @dataclass(frozen=True)
 class DrawArguments:
-    """Draw again, from the tables in the folder."""
+    """Draw again from the tables in the folder."""
 
     figure: tyro.conf.Positional[str]
     """all, or a name from `anybatch reproduce list`."""
@@ -90,33 +80,54 @@ class DrawArguments:
 
 @dataclass(frozen=True)
 class StatusArguments:
-    """How much of everything is there."""
+    """Print how many runs of each figure are done."""
 
     selection: Annotated[Selection, tyro.conf.arg(name="")] = field(default_factory=Selection)
 
 
-def reproduce_command(arguments: list[str]) -> int:
-    """``anybatch reproduce list | run | status | draw``."""
-    commands: dict[str, Callable[[list[str]], int]] = {"list": _list, "run": _run, "status": _status, "draw": _draw}
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_HELP)
-        return 0 if arguments else 2
-    if arguments[0] not in commands:
-        raise ConfigError(f"reproduce needs one of {', '.join(commands)}, not {arguments[0]!r}")
-    return commands[arguments[0]](arguments[1:])
+@dataclass(frozen=True)
+class ListArguments:
+    """List the figures and tables, and their places in the paper."""
 
 
-def _list(arguments: list[str]) -> int:
-    if arguments:
-        raise ConfigError(f"reproduce list takes no arguments, not {' '.join(arguments)}")
+@dataclass(frozen=True)
+class Arguments:
+    """Reproduce the paper's figures and tables."""
+
+    command: Annotated[
+        Annotated[ListArguments, tyro.conf.subcommand("list")]
+        | Annotated[RunArguments, tyro.conf.subcommand("run")]
+        | Annotated[StatusArguments, tyro.conf.subcommand("status")]
+        | Annotated[DrawArguments, tyro.conf.subcommand("draw")],
+        tyro.conf.arg(name=""),
+    ]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    names = ("list", "run", "status", "draw")
+    if not arguments or arguments[0] not in (*names, "-h", "--help"):
+        given = f", not {arguments[0]!r}" if arguments else ""
+        raise ConfigError(f"anybatch reproduce needs one of {', '.join(names)}{given}")
+    command = tyro.cli(Arguments, args=arguments, prog="anybatch reproduce").command
+    match command:
+        case RunArguments():
+            return _run(command, arguments)
+        case StatusArguments():
+            return _status(command)
+        case DrawArguments():
+            return _draw(command)
+    return _list()
+
+
+def _list() -> int:
     from anybatch.reproduce.registry import listing
 
     print(listing())
     return 0
 
 
-def _run(arguments: list[str]) -> int:
-    parsed = tyro.cli(RunArguments, args=arguments, prog="anybatch reproduce run")
+def _run(parsed: RunArguments, arguments: list[str]) -> int:
     suite, folder = parsed.selection.chosen(), parsed.selection.folder()
     figures = _figures(suite, parsed.figure)
     if parsed.dry_run:
@@ -139,11 +150,11 @@ def _run(arguments: list[str]) -> int:
     if not complete:
         if parsed.launcher == "print":
             return 0
-        print("not all runs are done; the same command goes on", file=sys.stderr)
+        print("not all runs are done; to continue, repeat the command", file=sys.stderr)
         return 1
     for figure in figures:
         write_table(suite, figure, folder)
-    command = Command(["reproduce", "run", *arguments], trained, time.monotonic() - began, processor_seconds())
+    command = Command(["reproduce", *arguments], trained, time.monotonic() - began, processor_seconds())
     add_command(folder.path, command, suite, figures)
     _draw_all(suite, figures, folder)
     print(f"report: {write_report([folder.path])}")
@@ -166,16 +177,14 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
         return 0
     total = estimate(suite, figures, parsed.steps_per_second)
     print(
-        f"GPU-hours take {parsed.steps_per_second:,.0f} environment steps a second for PPO on one GPU "
-        "(--steps-per-second), and more for the others as their passes are more; small batches are slower.\n"
-        f"While it trains, a run of PPG also keeps up to {total.phase_gb:,.0f} GB of a phase's observations in memory "
-        "or on disk."
+        f"GPU-hours assume {parsed.steps_per_second:,.0f} environment steps per second of PPO on one GPU "
+        "(--steps-per-second), and more time for algorithms with more passes over the data; small batches are slower.\n"
+        f"During training, a run of PPG stores up to {total.phase_gb:,.0f} GB of observations in memory or on disk."
     )
     return 0
 
 
-def _draw(arguments: list[str]) -> int:
-    parsed = tyro.cli(DrawArguments, args=arguments, prog="anybatch reproduce draw")
+def _draw(parsed: DrawArguments) -> int:
     suite = parsed.selection.chosen()
     figures = _figures(suite, parsed.figure)
     _draw_all(suite, figures if parsed.figure == "all" else figures[-1:], parsed.selection.folder())
@@ -183,15 +192,15 @@ def _draw(arguments: list[str]) -> int:
 
 
 def _figures(suite: Suite, name: str) -> list[Figure]:
-    """A figure with what it reads, or all, as far as the suite has tasks for them."""
+    """A figure with those that it reads, or all; without figures for which the suite has no tasks."""
     from anybatch.reproduce.registry import figures_of, with_tasks
 
     asked = figures_of(name)
     kept = with_tasks(suite, asked)
     if name != "all" and asked[-1] not in kept:
-        raise ConfigError(f"games leaves no task for {name}: it has none of the named tasks")
+        raise ConfigError(f"games leaves no task for {name}: it uses none of them")
     if left_out := [figure.name for figure in asked if figure not in kept]:
-        print(f"no task among the games named, left out: {', '.join(left_out)}", file=sys.stderr)
+        print(f"left out, since they use none of the games: {', '.join(left_out)}", file=sys.stderr)
     return kept
 
 
@@ -205,8 +214,7 @@ def _draw_all(suite: Suite, figures: list[Figure], folder: ResultsFolder) -> Non
     print(write_claims(suite, folder))
 
 
-def _status(arguments: list[str]) -> int:
-    parsed = tyro.cli(StatusArguments, args=arguments, prog="anybatch reproduce status")
+def _status(parsed: StatusArguments) -> int:
     from anybatch.reproduce.registry import FIGURES, with_tasks
     from anybatch.reproduce.run import is_done
     from anybatch.reproduce.suites.suite import required_runs
@@ -217,24 +225,4 @@ def _status(arguments: list[str]) -> int:
         done = sum(is_done(suite, cell, seed, folder) for cell, seed in jobs)
         drawn = "table" if folder.table(figure.name).exists() else "no table"
         print(f"{figure.name:15} {done:5} of {len(jobs):5} runs, {drawn}")
-    return 0
-
-
-@dataclass(frozen=True)
-class ReportArguments:
-    """One self-contained HTML page: figures, tables, commands, seeds, versions, machine."""
-
-    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Folders that `anybatch reproduce run` made, or run folders; by default runs/reproduce-laptop."""
-    out: Path | None = None
-    """File to write; by default report.html in the first folder."""
-
-
-def report_command(arguments: list[str]) -> int:
-    """``anybatch report [FOLDERS...]``."""
-    parsed = tyro.cli(ReportArguments, args=arguments, prog="anybatch report")
-    from anybatch.reproduce.report import write_report
-
-    folders = list(parsed.folders) or [Path("runs") / "reproduce-laptop"]
-    print(f"wrote {write_report(folders, parsed.out)}")
     return 0

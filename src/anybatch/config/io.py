@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
-import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 
 T = TypeVar("T")
 
 
-def to_dict(config: Any) -> dict[str, Any]:
-    """Nested dictionary of plain values."""
+def to_dict(config: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    """Nested dictionary of plain values, except for the fields and sections ``without``, given by full name."""
     plain = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
+    for name in (field.name for field in dataclasses.fields(config) if field.name not in without):
+        value = getattr(config, name)
         if dataclasses.is_dataclass(value):
-            value = to_dict(value)
+            value = to_dict(value, [full.removeprefix(f"{name}.") for full in without if full.startswith(f"{name}.")])
         elif isinstance(value, tuple):
             value = list(value)
-        plain[field.name] = value
+        plain[name] = value
     return plain
 
 
@@ -43,7 +42,7 @@ def from_dict(values: Mapping[str, Any]) -> TrainConfig:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds.
+    """Content of a YAML file.
 
     Raises:
         ConfigError: it cannot be read, or is not YAML.
@@ -57,10 +56,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_config_file(path: Path) -> TrainConfig:
-    """The configuration in a run's config.yaml, or in a file like it; version and seed, if there, are left out.
+    """Configuration in a run's config.yaml or a similar file; the entries for version and seed are ignored.
 
     Raises:
-        ConfigError: it cannot be read, or holds no configuration.
+        ConfigError: the file cannot be read, or holds no configuration.
     """
     values = read_yaml(path)
     if not isinstance(values, dict):
@@ -69,7 +68,7 @@ def read_config_file(path: Path) -> TrainConfig:
 
 
 def to_yaml(config: TrainConfig, **extra: Any) -> str:
-    """YAML text with every field, preceded by ``extra`` top-level entries (the seed, say)."""
+    """YAML text with every field, after ``extra`` top-level entries such as the seed."""
     return yaml.safe_dump({**extra, **to_dict(config)}, sort_keys=False)
 
 
@@ -77,79 +76,31 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     """Change fields by name.
 
     Args:
-        config: what to start from.
-        changes: new values by field name (``num_envs``; one that aux has too, like ``step_size``, means the other),
-            by full name with dots or underscores (``"rollout.steps"``, ``rollout_steps``, ``aux_step_size``), or by
-            section with a dictionary of its fields (``optimizer={"step_size": 1e-3}``).
+        config: the configuration to start from.
+        changes: new values by field name (``num_envs``), by full name with dots or underscores (``"rollout.steps"``,
+            ``rollout_steps``, ``aux_step_size``), or by section with a dictionary of its fields
+            (``optimizer={"step_size": 1e-3}``). A name that ends several fields is refused, except for the short
+            names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
 
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
     """
     for name, value in changes.items():
-        path = _resolve(name)
-        section = _at(config, path)
-        if dataclasses.is_dataclass(section) and isinstance(value, Mapping):
-            config = override(config, {f"{path}.{key}": inner for key, inner in value.items()})
+        full = fields.resolve(name)
+        if dataclasses.is_dataclass(fields.types()[full]) and isinstance(value, Mapping):
+            config = override(config, {f"{full}.{key}": inner for key, inner in value.items()})
         else:
-            config = _replace(config, path.split("."), value, path)
+            config = fields.replace(config, full, _convert(fields.types()[full], value, full))
     return config
-
-
-def field_names(kind: type = TrainConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted names of all fields, sections included."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        yield prefix + field.name
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from field_names(hints[field.name], f"{prefix}{field.name}.")
-
-
-@functools.cache
-def _all_names() -> tuple[str, ...]:
-    return tuple(field_names())
-
-
-def _resolve(name: str) -> str:
-    names = _all_names()
-    for full in names:
-        if name in (full, full.replace(".", "_")):
-            return full
-    matches = [full for full in names if full.endswith("." + name)]
-    matches = [full for full in matches if not full.startswith("aux.")] or matches
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        raise ConfigError(f"{name} is ambiguous: it may be {' or '.join(matches)}")
-    close = difflib.get_close_matches(name, [*names, *(full.split(".")[-1] for full in names)], n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(f"{name} is not a field of the configuration{hint}")
-
-
-def _at(config: Any, path: str) -> Any:
-    for part in path.split("."):
-        config = getattr(config, part)
-    return config
-
-
-def _replace(section: Any, path: list[str], value: Any, full: str) -> Any:
-    head, *rest = path
-    if rest:
-        value = _replace(getattr(section, head), rest, value, full)
-    else:
-        value = _convert(typing.get_type_hints(type(section))[head], value, full)
-    return dataclasses.replace(section, **{head: value})
 
 
 def _build(kind: type[T], values: Any, prefix: str) -> T:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{prefix.rstrip('.') or 'the configuration'} must be a section with fields, not {values!r}")
     hints = typing.get_type_hints(kind)
-    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"; did you mean {prefix}{close[0]}?" if close else f"; known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{prefix}{name} is not a field of the configuration{hint}")
+        if name not in hints:
+            raise fields.unknown(str(name), hints, prefix, otherwise=f"known are {', '.join(sorted(hints))}")
     return kind(**{name: _convert(hints[name], value, prefix + name) for name, value in values.items()})
 
 

@@ -1,6 +1,6 @@
-"""Everything that defines a run, as frozen dataclasses; :mod:`anybatch.config.validation` checks them.
+"""Definition of a run as frozen dataclasses; :mod:`anybatch.config.validation` checks them.
 
-N environments, T steps a rollout, so N*T samples an iteration and N*T/minibatches samples a gradient step.
+With N environments and T steps per rollout, an iteration has N*T samples and a gradient step N*T/minibatches.
 """
 
 from __future__ import annotations
@@ -9,61 +9,66 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Scalar: TypeAlias = bool | int | float | str
-"""A value that an option of an environment or encoder can have."""
+"""Value of an option of an environment or encoder."""
 
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """What is played, and how many copies of it."""
+    """Environment and number of copies."""
 
     id: str = "procgen:starpilot-hard"
-    """procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function that makes a Gymnasium environment."""
+    """procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function for your own Gymnasium environment."""
     num_envs: int = 256
-    """Parallel environments N, over all workers together."""
+    """Parallel environments N, summed over all workers."""
     options: dict[str, Scalar] = field(default_factory=dict)
-    """Options handed to the environment, as pairs: num_levels 200 start_level 0."""
+    """Options of the environment, as pairs: num_levels 200 start_level 0."""
     bootstrap_truncated: bool | None = None
-    """Bootstrap the value where an episode was cut by a time limit; None means yes, except for Procgen."""
+    """Bootstrap the value where a time limit ends an episode; None means yes, except for Procgen."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None
-    """Seconds after which a step or reset that has not returned ends the run; None waits for ever."""
+    """Seconds after which the run ends if a step or reset has not returned; None waits for ever."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The policy and value networks."""
+    """Policy and value networks."""
 
     encoder: str = "auto"
-    """impala, nature, mlp, import.path:Class of your own, or auto (impala for images, else mlp)."""
+    """impala, nature, mlp, import.path:Class, or auto (impala for images, else mlp)."""
     architecture: Literal["shared", "dual", "detach"] = "shared"
-    """One encoder for policy and value, two, or one that the value's gradient does not reach."""
+    """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the encoder, as pairs: width 64 depth 2 for mlp."""
 
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where rollouts come from, and how stale they are."""
+    """Source of rollouts and age of their data."""
 
     kind: Literal["synchronous", "delayed", "asynchronous"] = "synchronous"
-    """synchronous, delayed (artificial staleness), or asynchronous (sampling beside learning)."""
+    """synchronous, delayed (artificial staleness), or asynchronous (sampling while learning)."""
     delay: int = 0
-    """Iterations that every rollout waits before it is trained on (delayed)."""
+    """Iterations between collecting a rollout and training on it (delayed)."""
     max_lag: int = 1
-    """Most iterations between the weights that acted and those being trained (asynchronous)."""
+    """Maximum number of iterations between collecting a rollout and training on it (asynchronous)."""
     deterministic: bool = False
-    """Act with weights exactly max_lag iterations old, not with the newest: one seed, one result (asynchronous)."""
+    """Act with weights exactly max_lag iterations old, so that the seed determines the result (asynchronous)."""
     ray_workers: int = 0
-    """Sample in this many Ray actors (of each data-parallel worker), also on other machines; 0: in a thread here."""
+    """Ray actors that sample, for each data-parallel worker, possibly on other machines; 0 samples in a thread."""
+
+    @property
+    def lag(self) -> int:
+        """Iterations between collecting a rollout and training on it; for asynchronous sources the maximum."""
+        return {"synchronous": 0, "delayed": self.delay, "asynchronous": self.max_lag}[self.kind]
 
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How experience is sampled."""
+    """Length and source of rollouts."""
 
     steps: int = 256
-    """Timesteps per rollout T, of each environment."""
+    """Timesteps T of each environment per rollout."""
     source: SourceConfig = field(default_factory=SourceConfig)
 
 
@@ -74,28 +79,28 @@ class RewardConfig:
     normalize: bool = True
     """Divide rewards by the running standard deviation of their discounted sum."""
     return_discount: float = 0.99
-    """Discount of the running return whose standard deviation is used."""
+    """Discount of the running return."""
     bound: float = 10.0
     """Normalised rewards are clipped to plus or minus this."""
 
 
 @dataclass(frozen=True)
 class AdvantageConfig:
-    """Generalised advantage estimation, and normalisation of the advantages over iterations."""
+    """Advantage estimation and normalisation."""
 
     discount: float = 0.999
     """GAE discount rate gamma."""
     gae_lambda: float = 0.95
     """GAE bootstrapping parameter lambda."""
     normalize: bool = True
-    """Shift and scale advantages to mean 0 and variance 1 with moments over iterations."""
+    """Shift and scale advantages to mean 0 and variance 1, with mean and variance averaged over iterations."""
     span: float = 1.0
-    """Effective sample size of those moments in iterations, 2/(1-beta)-1; 1 is the current iteration alone."""
+    """Effective number of iterations in that average, 2/(1-beta)-1; 1 is the current iteration alone."""
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """The policy objective: which policy limits the step, which corrects for sampling, and how."""
+    """Policy objective, proximal policy and importance weights."""
 
     objective: Literal["clip", "kl"] = "clip"
     """The decoupled clipped objective, or the decoupled KL-penalised one."""
@@ -104,27 +109,27 @@ class PolicyConfig:
     kl_coefficient: float = 1.0
     """Coefficient beta of the KL penalty (objective kl)."""
     kl_estimator: Literal["exact", "half-squared"] = "exact"
-    """exact KL[prox, theta], or half the squared log-ratio of sampled actions as the published code has it."""
+    """exact KL[prox, theta], or half the squared log-ratio of the sampled actions, as in the published code."""
     proximal: Literal["behavior", "recent", "ewma"] = "behavior"
-    """The policy that controls the size of updates: the one that sampled, the one before the iteration, or the EWMA."""
+    """Policy that limits the size of updates: the sampling policy, the policy before the iteration, or the EWMA."""
     importance: Literal["behavior", "proximal"] = "behavior"
-    """The policy in the denominator of the importance weight."""
+    """Policy in the denominator of the importance weight."""
     center_of_mass: float = 8.0
     """Centre of mass of the proximal EWMA, in gradient steps: beta/(1-beta)."""
     max_importance_ratio: float = 100.0
     """Cap on pi_theta / pi_behav."""
     allow_stale_coupled: bool = False
-    """Accept stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
+    """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
     entropy_coefficient: float = 0.01
     """Coefficient of the entropy bonus."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimiser of policy and value, and how the data of an iteration is walked through."""
+    """Optimiser, minibatches and epochs."""
 
     kind: Literal["adam", "sgd"] = "adam"
-    """adam or sgd."""
+    """Optimiser of policy and value."""
     step_size: float = 5e-4
     """Adam step size alpha, or the SGD learning rate."""
     schedule: Literal["constant", "linear"] = "constant"
@@ -136,80 +141,78 @@ class OptimizerConfig:
     sgd_momentum: float = 0.0
     """Momentum of SGD."""
     max_grad_norm: float | None = None
-    """Clip the gradient's norm to this; the paper does not."""
+    """Maximum norm of the gradient; None, as in the paper, does not clip."""
     minibatches: int = 8
-    """Minibatches per epoch, that is gradient steps."""
+    """Minibatches, that is gradient steps, per epoch."""
     policy_epochs: int = 1
-    """Passes over an iteration's data for the policy: E, or E_pi in PPG."""
+    """Passes over an iteration's data for the policy: E in PPO, E_pi in PPG."""
     value_epochs: int = 1
-    """Passes for the value function, E_V; where it differs from policy_epochs each has its own optimiser."""
+    """Passes for the value function, E_V; if it differs from policy_epochs, each has its own optimiser."""
     value_coefficient: float = 0.5
     """Coefficient of mean((v - target)^2)."""
 
 
 @dataclass(frozen=True)
 class AuxiliaryConfig:
-    """The auxiliary phase of Phasic Policy Gradient."""
+    """Auxiliary phase of Phasic Policy Gradient (PPG)."""
 
     enabled: bool = False
-    """Run an auxiliary phase after every `policy_iterations` iterations (PPG)."""
+    """Run an auxiliary phase after every `policy_iterations` iterations."""
     policy_iterations: int = 32
     """Policy iterations per phase N_pi."""
     epochs: int = 6
     """Auxiliary epochs E_aux; 0 skips the phase."""
     minibatches: int | None = None
-    """Auxiliary minibatches per epoch; None means 16 for each of the policy iterations, as in the paper."""
+    """Auxiliary minibatches per epoch; None takes 16 per policy iteration, as in the paper."""
     step_size: float = 5e-4
     """Step size of the auxiliary phase's own Adam."""
     clone_coefficient: float = 1.0
     """Coefficient beta_clone of KL[old, new]."""
     storage: Literal["auto", "ram", "disk"] = "auto"
-    """Where a phase's observations are kept; auto decides from what is free."""
+    """Memory for a phase's observations; auto decides by free space."""
 
     @property
     def minibatches_per_epoch(self) -> int:
-        """``minibatches``, or what None means."""
+        """Auxiliary minibatches per epoch with None replaced by 16 per policy iteration."""
         return 16 * self.policy_iterations if self.minibatches is None else self.minibatches
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written besides progress.csv."""
+    """Logs besides progress.csv."""
 
     tensorboard: bool = True
     """Write TensorBoard events."""
     wandb: bool = False
     """Log to Weights & Biases (extra anybatch[wandb])."""
     wandb_project: str = "anybatch"
-    """Project name there."""
+    """Project in Weights & Biases."""
     noise_scale: bool = True
-    """Estimate the gradient noise scale, which says up to which batch the scaling rules hold."""
+    """Estimate the gradient noise scale, the batch size up to which the scaling rules hold."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """A complete, re-runnable description of a training run (the seed and the folder aside)."""
+    """Complete description of a training run, except for its seed and folder."""
 
     total_env_steps: int = 100_000_000
     """Environment steps to train for, over all environments."""
     workers: int = 4
-    """Data-parallel workers of the reference setup, on which the auxiliary phase's scaling rule depends. It starts
-    none: torchrun does."""
+    """Data-parallel workers of the reference setup, for the auxiliary phase's scaling rule; torchrun starts them."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the encoders; auto takes bf16 where the hardware has it. Everything after them is fp32."""
+    """Precision of the encoders; auto takes bf16 where the hardware has it. All other computation is fp32."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
     micro_batch: int | None = None
-    """Most samples in one forward-backward pass; bounds memory, and does not change the gradient. None takes 256 on a
-    CPU, where activations should fit its caches, and 2048 on a GPU, which fewer do not fill."""
+    """Maximum number of samples in one forward-backward pass; limits memory without changing the gradient. None takes
+    256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
     compile: bool = False
-    """Fuse the operations of a gradient step (networks, objective, backward pass), and of acting in turns with it, with
-    torch.compile: a minute's start, then faster on a GPU. On a CPU it needs a C++ compiler and half a minute, which
-    small networks win back after millions of steps, and others never."""
+    """Compile gradient steps and acting with torch.compile: takes a minute, then trains faster on a GPU. On a CPU it
+    needs a C++ compiler, and pays only for small networks trained for millions of steps."""
     keep_freed_memory: bool = True
-    """Have the C library (glibc) keep freed memory while training on a CPU, which is faster and holds more of it."""
+    """Keep freed memory in the process (glibc) while training on a CPU: faster, but holds more memory."""
     checkpoint_seconds: float = 60.0
-    """A checkpoint is written at the first end of an iteration after this many seconds."""
+    """Seconds between checkpoints, which are written at the end of an iteration."""
     keep_checkpoints: int = 2
     """Checkpoints kept in the run folder."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -224,9 +227,8 @@ class TrainConfig:
 
     @property
     def stale(self) -> bool:
-        """Whether the rollout source hands out data from older weights than those being trained."""
-        source = self.rollout.source
-        return {"synchronous": 0, "delayed": source.delay, "asynchronous": source.max_lag}[source.kind] > 0
+        """Whether rollouts can come from older weights than those being trained."""
+        return self.rollout.source.lag > 0
 
     @property
     def iteration_batch(self) -> int:

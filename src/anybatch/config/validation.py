@@ -1,24 +1,26 @@
-"""Checks of a configuration: every complaint names the field, its value and what is allowed."""
+"""Checks of a configuration; every error names the field, its value and the allowed values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
+from anybatch.config import fields
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError
 
-Check = tuple[str, Callable[[float], bool], str]
-"""A name, whether a value is allowed, and what is, in words."""
+Range: TypeAlias = tuple[Callable[[float], bool], str]
+"""Whether a value is allowed, and the allowed values in words."""
 
-_AT_LEAST_1 = (lambda x: x >= 1, "an integer of at least 1")
-_AT_LEAST_0 = (lambda x: x >= 0, "a number of at least 0")
-_ABOVE_0 = (lambda x: x > 0, "a number above 0")
-_FRACTION = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
-_BELOW_1 = (lambda x: 0 <= x < 1, "a number from 0 up to, but not, 1")
+_AT_LEAST_1: Range = (lambda x: x >= 1, "an integer of at least 1")
+_AT_LEAST_0: Range = (lambda x: x >= 0, "a number of at least 0")
+_ABOVE_0: Range = (lambda x: x > 0, "a number above 0")
+_FRACTION: Range = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
+_BELOW_1: Range = (lambda x: 0 <= x < 1, "a number of at least 0 and below 1")
 
-_RANGES = {
+_RANGES: dict[str, Range] = {
     "total_env_steps": _AT_LEAST_1,
     "workers": _AT_LEAST_1,
     "micro_batch": (lambda x: x >= 1, "an integer of at least 1, or none"),
@@ -69,13 +71,13 @@ _MAY_BE_INFINITE = {
 
 
 def validate(config: TrainConfig) -> TrainConfig:
-    """Return ``config`` if it makes sense.
+    """Return ``config`` if it is valid.
 
     Raises:
-        ConfigError: one sentence for the first thing that is wrong.
+        ConfigError: one sentence about the first problem.
     """
     for name, (allowed, words) in _RANGES.items():
-        value = _get(config, name)
+        value = fields.get(config, name)
         if value is None:  # only where its type allows it
             continue
         finite = isinstance(value, int) or math.isfinite(value) or (value == math.inf and name in _MAY_BE_INFINITE)
@@ -83,7 +85,7 @@ def validate(config: TrainConfig) -> TrainConfig:
             raise ConfigError(f"{name} is {value}, but must be {words}")
     if not all(0 <= beta < 1 for beta in config.optimizer.adam_betas):
         raise ConfigError(
-            f"optimizer.adam_betas is {config.optimizer.adam_betas}, but each must be from 0 up to, not 1"
+            f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
     time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
     if config.aux.enabled and config.aux.epochs:
@@ -96,14 +98,14 @@ def validate(config: TrainConfig) -> TrainConfig:
 
 
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:
-    """Check that every worker can deal out its own environments.
+    """Check that every data-parallel worker can divide its own environments into minibatches.
 
     Args:
-        config: what is trained.
-        envs_per_worker: environments of each data-parallel worker.
+        config: the configuration of the run.
+        envs_per_worker: environments of each worker.
 
     Raises:
-        ConfigError: one sentence for the first thing that is wrong.
+        ConfigError: one sentence about the first problem.
     """
     source = config.rollout.source
     for num_envs in sorted(set(envs_per_worker)):
@@ -154,7 +156,7 @@ def _check_policy(config: TrainConfig) -> None:
 
 
 def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
-    """With stale data, one policy for both purposes learns worse without saying so."""
+    """Refuse stale data with one policy for both purposes, which learns worse without any error."""
     remedy = (
         "use policy.importance behavior with policy.proximal recent (its decoupled objective, figure 1(b)) or ewma, "
         "or ask for this variant with policy.allow_stale_coupled true"
@@ -188,9 +190,3 @@ def _check_source(config: TrainConfig) -> None:
         raise ConfigError(
             f"rollout.source.ray_workers is {source.ray_workers}, but must divide env.num_envs {config.env.num_envs}"
         )
-
-
-def _get(config: object, dotted: str) -> float | None:
-    for part in dotted.split("."):
-        config = getattr(config, part)
-    return config  # type: ignore[return-value]

@@ -1,10 +1,10 @@
-"""The rules that carry hyperparameters from one batch size to another, and the conditions under which they hold."""
+"""Rules that carry hyperparameters from one batch size to another, and the conditions under which they hold."""
 
 from __future__ import annotations
 
 from anybatch.scaling.changes import Change
-from anybatch.scaling.conditions import validity
+from anybatch.scaling.conditions import validity, warn_about
 from anybatch.scaling.findings import Finding
 from anybatch.scaling.rescaling import FIELDS, rescale, scale, table
 
-__all__ = ["FIELDS", "Change", "Finding", "rescale", "scale", "table", "validity"]
+__all__ = ["FIELDS", "Change", "Finding", "rescale", "scale", "table", "validity", "warn_about"]

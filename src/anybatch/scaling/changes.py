@@ -1,24 +1,24 @@
-"""Changes of a configuration as a list that can be printed: field, before, after, by which rule, and why."""
+"""Changes of a configuration as a list that can be printed: field, before, after, rule, and reason."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 
 Value: TypeAlias = int | float | tuple[float, float]
-"""What a scaled field holds."""
+"""Value of a scaled field."""
 
-ASKED, YOURS = "as asked", "yours"
-"""The rule of a change that the user asked for, and of a value that was set by hand in place of a rule's."""
+ASKED, BY_HAND = "as asked", "by hand"
+"""Rules of a change that was asked for, and of a value that replaces a rule's."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One field that scaling changed."""
+    """Change of one field."""
 
     field: str
     """Full name with dots."""
@@ -27,48 +27,35 @@ class Change:
     after: Value
     """Value after it."""
     rule: str
-    """What was done to the number, like "/ sqrt(16)" or "x 16"; or "as asked", or "yours"."""
+    """Operation on the number, like "/ sqrt(16)" or "x 16"; or "as asked", or "by hand"."""
     why: str
-    """Why, in a few words; empty where it was asked for."""
+    """Reason in a few words; empty if the change was asked for."""
 
 
 def apply_changes(config: TrainConfig, changes: Iterable[Change]) -> TrainConfig:
-    """The configuration with every change made."""
+    """Configuration after all changes."""
     for change in changes:
-        config = _with(config, change.field.split("."), change.after)
+        config = fields.replace(config, change.field, change.after)
     return config
 
 
-def keep_yours(config: TrainConfig, changes: Iterable[Change], yours: Mapping[str, Value]) -> list[Change]:
-    """The changes with values that were chosen by hand in place of those that a rule gives.
+def with_overrides(config: TrainConfig, changes: Iterable[Change], overrides: Mapping[str, Value]) -> list[Change]:
+    """Changes in which values set by hand replace those of the rules.
 
     Args:
-        config: before the changes.
-        changes: what the rules say.
-        yours: values by full field name.
+        config: the configuration before the changes.
+        changes: the changes that the rules give.
+        overrides: values by full field name.
     """
-    kept = {change.field: change for change in changes}
-    for field, value in yours.items():
-        before = get_field(config, field)
-        rule = f"the rule gives {show(kept[field].after)}" if field in kept else "no rule asks for a change"
-        kept[field] = Change(field, before, value, YOURS, f"set by you; {rule}")
-    return list(kept.values())
+    result = {change.field: change for change in changes}
+    for field, value in overrides.items():
+        why = f"the rule gives {show(result[field].after)}" if field in result else "no rule applies"
+        result[field] = Change(field, fields.get(config, field), value, BY_HAND, why)
+    return list(result.values())
 
 
 def show(value: Value) -> str:
-    """A field's value as short text: 3.125e-05; 0.9995885, 0.9999961."""
+    """Short text of a value: 3.125e-05; 0.9995885, 0.9999961."""
     if isinstance(value, tuple):
         return ", ".join(f"{x:.7g}" for x in value)
     return str(value) if isinstance(value, int) else f"{value:.6g}"
-
-
-def get_field(config: Any, field: str) -> Any:
-    """The value of a field by its full name with dots."""
-    for part in field.split("."):
-        config = getattr(config, part)
-    return config
-
-
-def _with(section: Any, path: list[str], value: Value) -> Any:
-    head, *rest = path
-    return dataclasses.replace(section, **{head: _with(getattr(section, head), rest, value) if rest else value})

@@ -1,79 +1,64 @@
-"""Whether a configuration can be batch size-invariant at all: the conditions of section 4, each with what to do."""
+"""Conditions of section 4 under which batch size-invariance holds, each with advice."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 from anybatch.config.schema import TrainConfig
+from anybatch.errors import ScalingWarning
 from anybatch.scaling.findings import Finding
-from anybatch.scaling.rules import proximal_age
+from anybatch.scaling.rules import TOLERANCE, proximal_age, staleness
 
 LEAST_CENTER_OF_MASS = 0.5
 """Below this the newest weights make up more than two thirds of the proximal EWMA."""
 OLD_SHARE_OF_RUN = 0.1
-"""A proximal policy that is older than this share of the run holds it back."""
+"""Fraction of the run above which the age of the proximal policy holds learning back."""
 _NEGLIGIBLE_EPS = 1e-6
-_TOLERANCE = 0.01
 _CUT_CHANGE = 0.1
 
 
 def validity(config: TrainConfig, reference: TrainConfig | None = None) -> list[Finding]:
-    """Reasons why a configuration does not behave the same at any batch size.
+    """Conditions of batch size-invariance that a configuration does not meet.
 
     Args:
-        config: what is going to be trained.
-        reference: where it was scaled from, to see what rounding, limits and a changed rollout length have cost.
+        config: the configuration to be trained.
+        reference: the configuration that it was scaled from, to check the effects of rounding, limits and another
+            rollout length.
 
     Returns:
-        Errors first, then warnings; empty if section 4's conditions hold.
+        Warnings; empty if section 4's conditions hold.
     """
-    findings = [*_sizes(config), *_conditions(config), *_length(config)]
-    if reference is not None:
-        findings += _differences(config, reference)
-    return sorted(findings, key=lambda finding: finding.severity != "error")
+    differences = [] if reference is None else _differences(config, reference)
+    return [*_conditions(config), *_length(config), *differences]
+
+
+def warn_about(config: TrainConfig, reference: TrainConfig | None = None, stacklevel: int = 2) -> None:
+    """Emit each finding of :func:`validity` as a :class:`~anybatch.errors.ScalingWarning`.
+
+    Args:
+        config: as for :func:`validity`.
+        reference: as for :func:`validity`.
+        stacklevel: as for :func:`warnings.warn`; 2 is the caller.
+    """
+    for finding in validity(config, reference):
+        warnings.warn(str(finding).removeprefix("warning: "), ScalingWarning, stacklevel=stacklevel)
 
 
 def gae_horizon(config: TrainConfig) -> float:
-    """Steps that an advantage looks ahead, 1 / (1 - gamma lambda); infinite where both are 1."""
+    """Number of steps that an advantage looks ahead, 1 / (1 - gamma lambda); infinite if both are 1."""
     left = 1 - config.advantage.discount * config.advantage.gae_lambda
     return 1 / left if left > 0 else float("inf")
 
 
 def gae_share_cut(config: TrainConfig) -> float:
-    """Share of GAE's weight that the rollout's end cuts off and a bootstrapped value replaces, 0 to 1.
+    """Fraction of GAE's weight beyond the rollout's end, which a bootstrapped value replaces; 0 to 1.
 
     GAE weighs the step k ahead by (gamma lambda)^k. Over a rollout of T steps the mean weight beyond its end is
     ``(1/T) sum_{t=1..T} (gamma lambda)^t``.
     """
     decay, steps = config.advantage.discount * config.advantage.gae_lambda, config.rollout.steps
     return 1.0 if decay == 1 else decay * (1 - decay**steps) / (1 - decay) / steps
-
-
-def _sizes(config: TrainConfig) -> Iterator[Finding]:
-    if config.optimization_batch < 1:
-        yield Finding(
-            "minibatch",
-            "error",
-            f"{config.iteration_batch} samples in {config.optimizer.minibatches} minibatches",
-            "a gradient step has less than one sample",
-            f"set optimizer.minibatches to {config.iteration_batch} at most",
-        )
-    if config.advantage.normalize and config.advantage.span < 1:
-        yield Finding(
-            "advantage_span",
-            "error",
-            f"advantage.span {config.advantage.span:g}",
-            "advantage moments cannot use less than the current iteration",
-            "set advantage.span to at least 1",
-        )
-    if config.aux.enabled and config.aux.policy_iterations < 1:
-        yield Finding(
-            "policy_iterations",
-            "error",
-            f"aux.policy_iterations {config.aux.policy_iterations}",
-            "a phase has at least one iteration",
-            "set aux.policy_iterations to at least 1",
-        )
 
 
 def _conditions(config: TrainConfig) -> Iterator[Finding]:
@@ -92,7 +77,7 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
             "proximal",
             "warning",
             f"policy.proximal {policy.proximal}",
-            "the age of the proximal policy follows the iteration batch and cannot be held",
+            "the age of the proximal policy is the iteration batch and cannot be kept",
             "use ppo-ewma or ppg-ewma, or set --policy.proximal ewma",
         )
     elif policy.center_of_mass < LEAST_CENTER_OF_MASS:
@@ -102,6 +87,15 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
             f"policy.center_of_mass {policy.center_of_mass:.3g}",
             f"the proximal policy is {1 / (1 + policy.center_of_mass):.0%} the newest weights and hardly limits a step",
             "take more minibatches per iteration, or a smaller batch",
+        )
+    if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
+        yield Finding(
+            "shared_epochs",
+            "warning",
+            f"shared networks with {optimizer.policy_epochs} policy and {optimizer.value_epochs} value epochs",
+            "the value's own gradient steps change the shared encoder, and with it the policy, between the updates of "
+            "the proximal policy; no objective limits this change",
+            "set --model.architecture dual, or as many value epochs as policy epochs",
         )
     if optimizer.max_grad_norm is not None:
         yield Finding(
@@ -123,7 +117,7 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             "gae_horizon",
             "warning",
-            f"rollouts of {config.rollout.steps} steps, where GAE looks {gae_horizon(config):.3g} ahead",
+            f"rollouts of {config.rollout.steps} steps, but GAE looks {gae_horizon(config):.3g} ahead",
             f"{gae_share_cut(config):.0%} of an advantage is bootstrapped from the value function",
             "take longer rollouts of fewer environments, or a smaller advantage.gae_lambda",
         )
@@ -137,7 +131,7 @@ def _length(config: TrainConfig) -> Iterator[Finding]:
             "warning",
             f"a phase of {phase:,} samples in a run of {total:,}",
             "no auxiliary phase will take place",
-            "train for longer, or set aux.policy_iterations yourself",
+            "train for longer, or lower aux.policy_iterations",
         )
     age = proximal_age(config)
     if config.policy.proximal == "ewma" and age > OLD_SHARE_OF_RUN * total:
@@ -153,7 +147,7 @@ def _length(config: TrainConfig) -> Iterator[Finding]:
 def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Finding]:
     if config.aux.enabled:
         before, after = (x.iteration_batch * x.aux.policy_iterations for x in (reference, config))
-        if abs(after / before - 1) > _TOLERANCE:
+        if abs(after / before - 1) > TOLERANCE:
             yield Finding(
                 "phase_batch",
                 "warning",
@@ -163,37 +157,30 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
             )
     if config.advantage.normalize:
         old, new = (x.advantage.span * x.iteration_batch for x in (reference, config))
-        if abs(new / old - 1) > _TOLERANCE:
+        if abs(new / old - 1) > TOLERANCE:
             yield Finding(
                 "advantage_samples",
                 "warning",
-                f"advantage moments from {new:,.0f} samples instead of {old:,.0f}",
-                "the iteration batch is larger than what they came from, and they cannot use less than an iteration"
+                f"advantage mean and std over {new:,.0f} samples instead of {old:,.0f}",
+                "an iteration has more samples than they were averaged over, and they need at least one iteration"
                 if config.advantage.span == 1
-                else "their standard error is not the same",
-                "nothing, if advantages are steady; else use fewer environments",
+                else "their standard error changes",
+                "if advantages vary over time, use fewer environments",
             )
-    if config.stale and reference.stale:
-        old, new = (_staleness(x) for x in (reference, config))
-        if new > (1 + _TOLERANCE) * old:
-            yield Finding(
-                "staleness",
-                "warning",
-                f"data of up to {new:,} environment steps ago instead of {old:,}",
-                "staleness is counted in iterations, which are larger now",
-                "lower rollout.source.delay or max_lag, or keep the iteration batch and change the minibatches",
-            )
+    if reference.stale and abs(staleness(config) / staleness(reference) - 1) > TOLERANCE:
+        yield Finding(
+            "staleness",
+            "warning",
+            f"data up to {staleness(config):,} environment steps old instead of {staleness(reference):,}",
+            "rollout.source counts the age in whole iterations, at least 1, which have another size now",
+            "change rollout.source.delay or max_lag, or keep the iteration batch and change the minibatches",
+        )
     before_cut, after_cut = gae_share_cut(reference), gae_share_cut(config)
     if config.rollout.steps != reference.rollout.steps and abs(after_cut - before_cut) > _CUT_CHANGE:
         yield Finding(
             "bootstrapping",
             "warning",
             f"rollout.steps {reference.rollout.steps} -> {config.rollout.steps}",
-            f"{after_cut:.0%} of an advantage is bootstrapped, before {before_cut:.0%}",
+            f"{after_cut:.0%} of an advantage is bootstrapped instead of {before_cut:.0%}",
             f"change env.num_envs instead, or advantage.gae_lambda ({config.advantage.gae_lambda:g}) to compensate",
         )
-
-
-def _staleness(config: TrainConfig) -> int:
-    source = config.rollout.source
-    return (source.delay if source.kind == "delayed" else source.max_lag) * config.iteration_batch

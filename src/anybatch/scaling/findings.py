@@ -1,4 +1,4 @@
-"""What a check has found, in one line."""
+"""Result of a check, in one line."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of advice: what was seen, what it means, what to change."""
+    """One line of advice: an observation, its meaning, and what to change."""
 
     check: str
     """Name of the check; live warnings appear once per name and run."""
     severity: Literal["ok", "warning", "error"]
-    """How bad it is: ok, warning or error."""
+    """Severity: ok, warning or error."""
     seen: str
-    """What was seen, with numbers."""
+    """Observation, with numbers."""
     means: str
-    """What it means."""
+    """Meaning of the observation."""
     change: str
-    """What to change; empty where all is well."""
+    """Advice; empty if all is well."""
 
     def __str__(self) -> str:
         advice = f"; {self.change}" if self.change else ""

@@ -1,30 +1,43 @@
-"""The scaling rules as command-line options."""
+"""The scaling rules as options of functions and of the command line."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
+"""Divisor of Adam's step size: sqrt(c), c, or none."""
+AdamBetas: TypeAlias = bool | Literal["beta2"]
+"""Decay rates of Adam that are raised to the power 1/c: none, both, or the second."""
 
 
 @dataclass(frozen=True)
-class Adjustments:
-    """Which of the rules are applied; the paper's by default."""
+class Rules:
+    """Adjustments to make; by default the paper's, otherwise its ablations."""
 
-    rule: Literal["paper", "fixed-minibatch"] = "paper"
-    """Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
-    adam_step: Literal["sqrt", "linear", "none"] = "sqrt"
-    """Divide Adam's step size by sqrt(c), by c, or not at all, where minibatches are c times smaller."""
+    adam_step: AdamStep = "sqrt"
+    """Divide Adam's step size by sqrt(c), by c, or not at all if minibatches are c times smaller."""
     adam_betas: Literal["keep", "both", "beta2"] = "keep"
     """Raise Adam's decay rates to the power 1/c."""
     ewma: bool = True
-    """Keep the proximal policy's age in environment steps."""
+    """Keep the age of the proximal policy in environment steps."""
     advantage_norm: bool = True
-    """Keep the number of samples behind the advantage moments."""
+    """Keep the number of samples behind the advantages' mean and standard deviation."""
     policy_iterations: bool = True
-    """Keep the samples of a phase of PPG."""
+    """Keep the number of samples in a phase of PPG."""
     auxiliary: bool = True
-    """Keep the auxiliary phase's minibatch per worker, and change its step size with the workers alone."""
+    """Keep the auxiliary minibatch per worker, and scale the auxiliary step size by the number of workers."""
+    staleness: bool = True
+    """Keep the age of delayed and asynchronous data in environment steps."""
+
+
+@dataclass(frozen=True)
+class Adjustments(Rules):
+    """Adjustment of the hyperparameters to a changed batch."""
+
+    rule: Literal["paper", "fixed-minibatch"] = "paper"
+    """Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of :func:`anybatch.scaling.rescale`."""
@@ -34,7 +47,7 @@ class Adjustments:
 
 @dataclass(frozen=True)
 class TrainScaling(Adjustments):
-    """What happens to the other hyperparameters when the batch is changed."""
+    """Adjustment of the other hyperparameters to a changed batch."""
 
     off: bool = False
-    """Nothing: train with the numbers as they are."""
+    """Adjust nothing: train with the numbers as they are."""

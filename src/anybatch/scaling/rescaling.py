@@ -1,9 +1,11 @@
 """Carry hyperparameters from one batch size to another: the adjustments of sections 3 and 4 and of appendix B.
 
 Two batches matter. The *optimisation batch* B = N*T/minibatches, the samples of a gradient step over all workers,
-drives the optimiser and the age of the proximal policy. The *iteration batch* N*T drives how many iterations the
-advantage moments and a phase of PPG last. Everything here is a pure function from a configuration to a new one and to
-the list of what changed and why.
+determines the optimiser's settings and the age of the proximal policy. The *iteration batch* N*T determines the number
+of iterations behind the advantage moments, in a phase of PPG, and in the delay of stale data.
+
+:func:`scale` and :func:`rescale` return the new configuration and the list of changes, and emit a
+:class:`~anybatch.errors.ScalingWarning` for each condition of batch size-invariance that the result does not meet.
 """
 
 from __future__ import annotations
@@ -11,16 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, keep_yours, show
+from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
+from anybatch.scaling.conditions import warn_about
+from anybatch.scaling.options import AdamBetas, AdamStep, Rules
 from anybatch.scaling.rules import (
-    AdamBetas,
-    AdamStep,
-    Rules,
     auxiliary_changes,
     iteration_changes,
     optimizer_changes,
@@ -40,8 +41,23 @@ FIELDS = (
     "aux.policy_iterations",
     "aux.minibatches",
     "aux.step_size",
+    "rollout.source.delay",
+    "rollout.source.max_lag",
 )
-"""Every field that scaling may change: the four that make up the batch, then those that follow it."""
+"""Fields that scaling may change: the four that make up the batch, then those that depend on it."""
+_BETAS: dict[AdamBetas, Literal["keep", "both", "beta2"]] = {False: "keep", True: "both", "beta2": "beta2"}
+
+
+class _RuleOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`scale` that choose rules."""
+
+    adam_step: AdamStep
+    adam_betas: AdamBetas
+    ewma: bool
+    advantage_norm: bool
+    policy_iterations: bool
+    auxiliary: bool
+    staleness: bool
 
 
 def scale(
@@ -55,14 +71,15 @@ def scale(
     advantage_norm: bool = True,
     policy_iterations: bool = True,
     auxiliary: bool = True,
+    staleness: bool = True,
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
 
     Args:
         config: hyperparameters that work at their own batch size.
         divide_batch_by: c; below 1 it enlarges the batch.
-        workers: data-parallel workers afterwards. By default whole workers go first and then the environments of the
-            last one, as in appendix B, and come back in the same way; one worker stays one worker.
+        workers: data-parallel workers afterwards. By default (PPG) environments per worker stay constant until one
+            worker remains, as in appendix B; one worker stays one worker.
         adam_step: divide the Adam step size by sqrt(c), by c (the ablation of appendix C), or not at all; SGD's is
             divided by c unless this is "none".
         adam_betas: raise both of Adam's decay rates to the power 1/c, or "beta2" alone (appendix on Adam's betas).
@@ -71,20 +88,25 @@ def scale(
         policy_iterations: multiply N_pi by c (PPG).
         auxiliary: keep the samples of an auxiliary minibatch per worker, and change the auxiliary step size with the
             number of workers alone (appendix B); else both numbers stay.
+        staleness: multiply the delay of a delayed source, and the maximal lag of an asynchronous one, by c, rounded to
+            a whole number of iterations and at least 1.
 
     Returns:
         The new configuration, and every field that changed.
 
     Raises:
         ConfigError: ``num_envs / c`` is not a whole number of environments, or does not fit the minibatches.
+
+    Warns:
+        ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
     c, num_envs = divide_batch_by, config.env.num_envs
     if not 0 < c < math.inf:
         raise ConfigError(f"divide_batch_by is {c}, but must be a number above 0")
     if num_envs / c < 1 - 1e-9:
         raise ConfigError(
-            f"divide_batch_by is {c:g}, but there are only {num_envs} environments to take away from; divide by "
-            f"{num_envs} at most, and shorten rollouts beyond that: rescale with num_envs 1 and a smaller rollout_steps"
+            f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
+            f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
         )
     fewer = round(num_envs / c)
     if abs(num_envs / c - fewer) > 1e-9 * fewer:
@@ -92,7 +114,7 @@ def scale(
             f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
             f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
         )
-    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary)
+    rules = Rules(adam_step, _BETAS[adam_betas], ewma, advantage_norm, policy_iterations, auxiliary, staleness)
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 
 
@@ -104,60 +126,53 @@ def rescale(
     workers: int | None = None,
     *,
     rule: Literal["paper", "fixed-minibatch"] = "paper",
-    adam_step: AdamStep = "sqrt",
-    adam_betas: AdamBetas = False,
-    ewma: bool = True,
-    advantage_norm: bool = True,
-    policy_iterations: bool = True,
-    auxiliary: bool = True,
-    yours: Mapping[str, Value] | None = None,
+    overrides: Mapping[str, Value] | None = None,
+    **rules: Unpack[_RuleOptions],
 ) -> tuple[TrainConfig, list[Change]]:
-    """Change what people really change, and compensate each of the two batches by its own factor.
+    """Change the numbers that make up the batch, and compensate each of the two batches by its own factor.
 
-    The optimisation batch decides over step size, Adam's betas and the centre of mass (so that the proximal policy's
-    age stays the same in environment steps); the iteration batch over the advantage span and N_pi.
+    Step size, Adam's betas and the centre of mass (so that the proximal policy's age stays the same in environment
+    steps) depend on the optimisation batch; advantage span, N_pi and staleness on the iteration batch.
 
     Args:
         config: hyperparameters that work at their own batch size.
-        num_envs: environments N over all workers; None leaves a number as it is, here and below.
+        num_envs: environments N over all workers; None keeps the number, here and below.
         rollout_steps: timesteps per rollout T.
         minibatches: minibatches per epoch.
-        workers: data-parallel workers; None lets them follow ``num_envs`` as in :func:`scale`.
+        workers: data-parallel workers; None changes them with ``num_envs`` as in :func:`scale`.
         rule: "paper", or "fixed-minibatch", which keeps the samples of a gradient step and with them the step size,
             and takes more or fewer minibatches instead (Beukman et al. 2026, arXiv:2603.06009).
-        adam_step: as in :func:`scale`, and so are the rest.
-        adam_betas: as there.
-        ewma: as there.
-        advantage_norm: as there.
-        policy_iterations: as there.
-        auxiliary: as there.
-        yours: values by full field name that win over the rules; the changes say so.
+        overrides: values by full field name that replace those of the rules; the changes say so.
+        **rules: ``adam_step`` to ``staleness`` as in :func:`scale`.
 
     Returns:
         The new configuration, and every field that changed.
 
     Raises:
         ConfigError: the new numbers do not fit each other.
+
+    Warns:
+        ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
     for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False):
         if number is not None and number < 1:
             raise ConfigError(f"{field} is {number}, but must be an integer of at least 1")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
-    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary)
+    chosen: dict[str, Any] = {**rules, "adam_betas": _BETAS[rules.get("adam_betas", False)]}
+    new_minibatches, reason = minibatches or config.optimizer.minibatches, ASKED
     if rule == "fixed-minibatch":
         if minibatches is not None:
-            raise ConfigError("rule fixed-minibatch finds the number of minibatches itself; leave minibatches out")
-        same_size = same_size_minibatches(config, envs * steps)
-        return _transfer(config, envs, steps, same_size, workers, rules, yours or {}, "fixed minibatch")
-    return _transfer(config, envs, steps, minibatches or config.optimizer.minibatches, workers, rules, yours or {})
+            raise ConfigError("rule fixed-minibatch computes the number of minibatches; leave minibatches out")
+        new_minibatches, reason = same_size_minibatches(config, envs * steps), "fixed minibatch"
+    return _transfer(config, envs, steps, new_minibatches, workers, Rules(**chosen), overrides or {}, reason)
 
 
 def table(changes: Iterable[Change]) -> str:
-    """The changes as an aligned text table, one line a field."""
+    """Changes as an aligned text table, one line per field."""
     rows = [("field", "before", "after", "rule", "why")]
     rows += [(x.field, show(x.before), show(x.after), x.rule, x.why) for x in changes]
     if len(rows) == 1:
-        return "nothing changes: this is the batch that the hyperparameters were chosen for"
+        return "nothing changes: the hyperparameters were chosen for this batch"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -169,7 +184,7 @@ def _transfer(
     minibatches: int,
     workers: int | None,
     rules: Rules,
-    yours: Mapping[str, Value],
+    overrides: Mapping[str, Value],
     minibatches_rule: str = ASKED,
 ) -> tuple[TrainConfig, list[Change]]:
     time_chunks(num_envs, steps, minibatches)
@@ -185,11 +200,13 @@ def _transfer(
     after_batch = apply_changes(config, changes)
     changes += [*optimizer_changes(config, after_batch, rules), *iteration_changes(config, after_batch, rules)]
     if config.aux.enabled and rules.auxiliary:
-        # the phase whose samples are shared out is the one that will be run, so your N_pi counts already
-        phase = apply_changes(config, keep_yours(config, changes, yours))
+        # minibatches divide the phase that will be run, so an N_pi set by hand counts already
+        phase = apply_changes(config, with_overrides(config, changes, overrides))
         changes += auxiliary_changes(config, phase, rules)
-    changes = [change for change in keep_yours(config, changes, yours) if change.before != change.after]
+    changes = [change for change in with_overrides(config, changes, overrides) if change.before != change.after]
     scaled, exact = apply_changes(unscaled, changes), apply_changes(config, changes)
-    if scaled.aux.minibatches_per_epoch != exact.aux.minibatches_per_epoch:  # a number that stays must not follow N_pi
+    if scaled.aux.minibatches_per_epoch != exact.aux.minibatches_per_epoch:  # minibatches None would change with N_pi
         scaled = exact
+    if changes:
+        warn_about(scaled, unscaled, stacklevel=4)
     return scaled, changes

@@ -1,47 +1,26 @@
-"""The single adjustments: how each field follows the two batches (section 4 and appendix B of the paper).
+"""The single adjustments of section 4 and appendix B of the paper.
 
-Each function takes the configuration before, with its own batch, and the one after, whose batch is changed already, and
-returns the changes that keep behaviour the same.
+Each function takes the configuration before scaling and one in which only the batch is new, and returns the changes
+that keep behaviour the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change
+from anybatch.scaling.options import Rules
 
-AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
-"""What Adam's step size is divided by: sqrt(c), c, or nothing."""
-AdamBetas: TypeAlias = bool | Literal["beta2"]
-"""Which decay rates of Adam are raised to the power 1/c."""
-
-
-@dataclass(frozen=True)
-class Rules:
-    """Which adjustments are made, and how; the paper's by default, its ablations otherwise."""
-
-    adam_step: AdamStep = "sqrt"
-    """What Adam's step size is divided by."""
-    adam_betas: AdamBetas = False
-    """Which decay rates of Adam follow."""
-    ewma: bool = True
-    """Whether the proximal policy's centre of mass follows."""
-    advantage_norm: bool = True
-    """Whether the span of the advantage moments follows."""
-    policy_iterations: bool = True
-    """Whether the iterations of a phase of PPG follow."""
-    auxiliary: bool = True
-    """Whether the auxiliary phase's minibatches and step size follow."""
+TOLERANCE = 0.01
+"""Relative error of rounding that is reported."""
 
 
 def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
-    """What follows the optimisation batch: section 3.2, and the second adjustment of section 4."""
+    """Changes with the optimisation batch: section 3.2, and the second adjustment of section 4."""
     c = config.optimization_batch / new.optimization_batch
     optimizer, policy = config.optimizer, config.policy
     changes = []
@@ -55,7 +34,7 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         changes.append(
             Change("optimizer.step_size", optimizer.step_size, optimizer.step_size / c**power, f"{_sign(c)} {by}", why)
         )
-    if rules.adam_betas and optimizer.kind == "adam":
+    if rules.adam_betas != "keep" and optimizer.kind == "adam":
         beta1, beta2 = optimizer.adam_betas
         betas = (beta1 if rules.adam_betas == "beta2" else beta1 ** (1 / c), beta2 ** (1 / c))
         rule = ("beta2 " if rules.adam_betas == "beta2" else "") + f"^ (1/{c:.6g})"
@@ -71,14 +50,14 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
 
 
 def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
-    """What follows the iteration batch: the third and fourth adjustment of section 4."""
+    """Changes with the iteration batch: the third and fourth adjustment of section 4, and staleness."""
     c = config.iteration_batch / new.iteration_batch
     changes = []
     span, iterations = config.advantage.span, config.aux.policy_iterations
     if rules.advantage_norm and config.advantage.normalize:
-        why = f"advantage moments still come from {span * config.iteration_batch:,.0f} samples"
+        why = f"advantage mean and std still averaged over {span * config.iteration_batch:,.0f} samples"
         if span * c < 1:
-            why = f"the rule gives {span * c:.3g}, but the current iteration is the least"
+            why = f"the rule gives {span * c:.3g}, but 1, the current iteration, is the minimum"
         changes.append(Change("advantage.span", span, max(1.0, span * c), _times(c), why))
     if rules.policy_iterations and config.aux.enabled:
         phase = iterations * config.iteration_batch
@@ -90,19 +69,35 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         why = f"a phase still holds {phase:,} samples"
         nearest = max(1, round(iterations * c))
         if not math.isclose(nearest, iterations * c):
-            why = f"the rule gives {iterations * c:.5g}; this is the nearest to phases of {phase:,} samples"
+            why = f"the rule gives {iterations * c:.5g}; a phase holds {nearest * new.iteration_batch:,} samples"
         changes.append(Change("aux.policy_iterations", iterations, nearest, _times(c), why))
+    if rules.staleness and config.stale:
+        changes.append(_staleness_change(config, new, c))
     return changes
 
 
+def _staleness_change(config: TrainConfig, new: TrainConfig, c: float) -> Change:
+    """Delay or maximal lag, which count iterations, for data of the same age in environment steps."""
+    source, at_most = config.rollout.source, "at most " if config.rollout.source.kind == "asynchronous" else ""
+    before, after = staleness(config), (lag := max(1, round(source.lag * c))) * new.iteration_batch
+    why = f"data stays {at_most}{before:,} environment steps old"
+    if abs(after / before - 1) > TOLERANCE:
+        why = f"the rule gives {source.lag * c:.4g}; data is {at_most}{after:,} steps old instead of {before:,}"
+    name = "delay" if source.kind == "delayed" else "max_lag"
+    return Change(f"rollout.source.{name}", source.lag, lag, _times(c), why)
+
+
 def auxiliary_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
-    """The auxiliary phase of appendix B: minibatch size per worker kept, step size by the number of workers alone."""
+    """Auxiliary phase of appendix B: the minibatch per worker is kept, the step size follows the number of workers.
+
+    If the minibatch per worker has to be rounded, the step size follows the samples of a gradient step over all
+    workers, which is the same rule.
+    """
     per_worker = _phase_samples(config) / config.aux.minibatches_per_epoch / config.workers
     minibatches = _nearest_minibatches(new, _phase_samples(new) / (per_worker * new.workers))
-    c = config.workers / new.workers
     now = _phase_samples(new) / minibatches / new.workers
-    before = "as before" if math.isclose(now, per_worker) else f"before {per_worker:,.0f}"
-    why = f"{now:,.0f} samples per worker and gradient step, {before}"
+    exact = math.isclose(now, per_worker)
+    why = f"{now:,.0f} samples per worker and gradient step, {'as before' if exact else f'before {per_worker:,.0f}'}"
     factor = config.aux.minibatches_per_epoch / minibatches
     changes = [
         Change(
@@ -110,15 +105,17 @@ def auxiliary_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         )
     ]
     if rules.adam_step != "none":
+        c = config.workers / new.workers * (1 if exact else per_worker / now)
         power, by = (0.5, f"sqrt({_factor(c)})") if rules.adam_step == "sqrt" else (1.0, _factor(c))
         step = config.aux.step_size
-        why = f"workers {config.workers} -> {new.workers}: {_fewer(c)} samples per auxiliary gradient step"
+        why = f"workers {config.workers} -> {new.workers}: " if config.workers != new.workers else ""
+        why += f"{_fewer(c)} samples per auxiliary gradient step"
         changes.append(Change("aux.step_size", step, step / c**power, f"{_sign(c)} {by}", why))
     return changes
 
 
 def _nearest_minibatches(config: TrainConfig, exact: float) -> int:
-    """The number of auxiliary minibatches nearest to ``exact`` that shares out a phase's trajectories evenly."""
+    """Number of auxiliary minibatches nearest to ``exact`` that divides a phase's trajectories evenly."""
     start = max(1, round(exact))
     for candidate in (start + sign * distance for distance in range(start) for sign in (-1, 1)):
         with contextlib.suppress(ConfigError):
@@ -132,28 +129,32 @@ def _phase_samples(config: TrainConfig) -> int:
 
 
 def workers_change(config: TrainConfig, new: TrainConfig, asked: int | None) -> Change:
-    """The number of workers: as asked, or following the environments as in appendix B."""
+    """Number of workers: as asked, or by the number of environments as in appendix B.
+
+    Only the auxiliary phase depends on the number of workers, so without one it stays.
+    """
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers is {asked}, but must be an integer of at least 1")
         return Change("workers", config.workers, asked, ASKED, "")
     num_envs, workers = new.env.num_envs, config.workers
-    if workers > 1 and num_envs != config.env.num_envs:
-        # a worker stays as full as it is until only one is left; the nearest count that shares environments evenly
-        full = max(1.0, num_envs * workers / config.env.num_envs)
-        shares = [n for n in range(1, min(num_envs, math.ceil(2 * full)) + 1) if num_envs % n == 0]
-        workers = min(shares, key=lambda n: abs(math.log(n / full)))
-    why = "workers stay full until one is left (appendix B)"
-    return Change("workers", config.workers, workers, "workers first", why)
+    if config.aux.enabled and workers > 1 and num_envs != config.env.num_envs:
+        # the divisor of num_envs that comes nearest to as many environments per worker as before
+        exact = max(1.0, num_envs * workers / config.env.num_envs)
+        divisors = [n for n in range(1, min(num_envs, math.ceil(2 * exact)) + 1) if num_envs % n == 0]
+        workers = min(divisors, key=lambda n: abs(math.log(n / exact)))
+    until = " until one worker remains" if num_envs < config.env.num_envs else ""
+    why = f"environments per worker stay constant{until} (appendix B)"
+    return Change("workers", config.workers, workers, "with num_envs", why)
 
 
 def same_size_minibatches(config: TrainConfig, samples: int) -> int:
-    """Minibatches that share out an iteration of ``samples`` with as many samples each as before."""
+    """Number of minibatches of unchanged size in an iteration of ``samples``."""
     exact = config.optimizer.minibatches * samples / config.iteration_batch
     if exact < 1 or not exact.is_integer():
         raise ConfigError(
-            f"rule fixed-minibatch keeps {config.optimization_batch:g} samples a minibatch, of which an iteration of "
-            f"{samples} would have {exact:.4g}; choose num_envs times rollout_steps as a multiple of that"
+            f"rule fixed-minibatch keeps {config.optimization_batch:g} samples a minibatch, and an iteration of "
+            f"{samples} samples would have {exact:.4g} of them; choose num_envs times rollout_steps as a multiple"
         )
     return int(exact)
 
@@ -161,6 +162,11 @@ def same_size_minibatches(config: TrainConfig, samples: int) -> int:
 def proximal_age(config: TrainConfig) -> float:
     """Average age of the proximal EWMA in environment steps: centre of mass times B, over the policy epochs."""
     return config.policy.center_of_mass * config.optimization_batch / config.optimizer.policy_epochs
+
+
+def staleness(config: TrainConfig) -> int:
+    """Age of the data in environment steps; for asynchronous sources the maximum."""
+    return config.rollout.source.lag * config.iteration_batch
 
 
 def _sign(c: float) -> str:

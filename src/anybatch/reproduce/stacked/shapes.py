@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
+from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 
@@ -98,13 +98,7 @@ def check_common_shape(configs: Sequence[TrainConfig]) -> None:
 
 
 def _without(config: TrainConfig, fields: Sequence[str]) -> str:
-    values = asdict(config)
-    for field in fields:
-        *path, name = field.split(".")
-        inner = values
-        for part in path:
-            inner = inner[part]
-        del inner[name]
+    values = to_dict(config, without=fields)
     if not config.aux.enabled:  # nothing else of it matters then
         values["aux"] = {"enabled": False}
     return json.dumps(values, sort_keys=True)

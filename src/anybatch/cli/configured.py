@@ -1,0 +1,80 @@
+"""Command lines with a preset and an option for each field of the configuration: ``train`` and ``scale``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tyro
+
+from anybatch.config.frameworks import explain
+from anybatch.config.io import read_config_file
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+from anybatch.presets import PRESETS
+
+T = TypeVar("T")
+
+PRESET = f"one of {', '.join(PRESETS)}, or the path of a config.yaml"
+"""Allowed values of the first argument, in words."""
+_HELP_FLAGS = ("-h", "--help")
+
+
+def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
+    """Parse such a command line.
+
+    Args:
+        command: name of the command.
+        arguments: the words after it.
+        kind: dataclass of its arguments; the field ``config`` holds the configuration.
+        page: answer to ``--help`` alone; ``--help SECTION`` and ``--help all`` are printed by tyro.
+
+    Returns:
+        Preset as it was given, its configuration, and the parsed arguments.
+
+    Raises:
+        ConfigError: no such preset or section, an unreadable file, or an option of another framework.
+    """
+    if arguments and arguments[0] in _HELP_FLAGS:
+        arguments = [next(iter(PRESETS)), *arguments]
+    if not arguments or arguments[0].startswith("-"):
+        raise ConfigError(f"anybatch {command} needs PRESET, {PRESET}")
+    preset, *rest = arguments
+    base = _load(preset)
+    default, prog = kind(config=base), f"anybatch {command} {preset}"  # type: ignore[call-arg]
+    asked = [rest[index + 1 : index + 2] for index, word in enumerate(rest) if word in _HELP_FLAGS]
+    if asked:
+        _print_help("".join(asked[0]), page, kind, default, prog)
+    for name in (word[2:].partition("=")[0] for word in rest if word.startswith("--")):
+        if meaning := explain(name):
+            raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
+    return preset, base, tyro.cli(kind, args=rest, prog=prog, default=default)
+
+
+def _load(preset: str) -> TrainConfig:
+    if preset in PRESETS:
+        return PRESETS[preset]()
+    if Path(preset).suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"preset is {preset!r}, but must be {PRESET}")
+    return read_config_file(Path(preset))
+
+
+def _print_help(topic: str, page: str, kind: type[T], default: T, prog: str) -> None:
+    """Print the page for the word after ``--help``, and exit."""
+    if not topic or topic.startswith("-"):
+        print(page)
+        raise SystemExit(0)
+    if topic != "all":
+        sections = {**_sections(default.config), **_sections(default)}  # type: ignore[attr-defined]
+        if topic not in sections:
+            raise ConfigError(f"--help {topic} is not a section of options; there are {', '.join(sections)}, and all")
+        section = sections[topic]
+        fields = [(topic, type(section), dataclasses.field(default=section))]
+        kind, default = (made := dataclasses.make_dataclass("Section", fields)), made()
+    tyro.cli(kind, args=["--help"], prog=prog, default=default)
+
+
+def _sections(instance: Any) -> dict[str, Any]:
+    values = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
+    return {name: x for name, x in values.items() if dataclasses.is_dataclass(x) and name != "config"}

@@ -1,0 +1,30 @@
+"""``anybatch doctor``: diagnosis of a run from its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anybatch.scaling.conditions import validity
+
+
+def main(run: Path, /) -> int:
+    """Diagnose a run from its log: a line for each finding, then for each unmet condition of batch size-invariance.
+
+    Args:
+        run: Run folder; the run may still be in progress.
+    """
+    from anybatch.diagnostics.doctor import examine
+    from anybatch.runs.files import PROGRESS
+    from anybatch.runs.progress import read_progress
+    from anybatch.runs.run import read_config
+
+    config, _ = read_config(run)
+    progress = read_progress(run / PROGRESS)
+    findings = examine(progress, config)
+    print(f"{len(progress.get('iteration', []))} iterations; findings from the last tenth of them, at least 20:")
+    print("\n".join(map(str, findings)) or "none yet")
+    checked = {finding.check for finding in findings}
+    if conditions := [str(finding) for finding in validity(config) if finding.check not in checked]:
+        print("conditions of batch size-invariance that are not met:")
+        print("\n".join(conditions))
+    return 0

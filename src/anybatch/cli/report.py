@@ -1,0 +1,18 @@
+"""``anybatch report``: an HTML page about results or runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def main(folders: tuple[Path, ...] = (), /, out: Path | None = None) -> int:
+    """Write one self-contained HTML page: figures, tables, commands, seeds, versions, machine.
+
+    Args:
+        folders: Folders of `anybatch reproduce run`, or run folders; by default runs/reproduce-laptop.
+        out: File to write; by default report.html in the first folder.
+    """
+    from anybatch.reproduce.report import write_report
+
+    print(f"wrote {write_report(list(folders) or [Path('runs') / 'reproduce-laptop'], out)}")
+    return 0
