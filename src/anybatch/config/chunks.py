@@ -16,33 +16,23 @@ def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
     Raises:
         ConfigError: the pieces would not have equal length.
     """
-    chunks = _fewest_chunks(num_envs, minibatches)
-    if steps % chunks:
-        raise ConfigError(
-            f"optimizer.minibatches {minibatches} cannot divide {num_envs} environments of {steps} steps evenly: each "
-            f"trajectory would be cut into {chunks} pieces, which does not divide rollout.steps; choose minibatches "
-            f"that divide env.num_envs, or rollout.steps that is a multiple of {chunks}"
-        )
-    return chunks
+    what = f"optimizer.minibatches {minibatches} cannot divide {num_envs} environments"
+    return _fewest(num_envs, steps, minibatches, what, "optimizer.minibatches that divide env.num_envs")
 
 
 def auxiliary_time_chunks(policy_iterations: int, num_envs: int, steps: int, minibatches: int) -> int:
-    """:func:`time_chunks` for the auxiliary phase, whose data are the trajectories of all N_pi iterations.
-
-    Raises:
-        ConfigError: the pieces would not have equal length.
-    """
+    """:func:`time_chunks` for the auxiliary phase, whose data are the trajectories of all N_pi iterations."""
     trajectories = policy_iterations * num_envs
-    chunks = _fewest_chunks(trajectories, minibatches)
+    what = f"aux.minibatches {minibatches} cannot divide a phase's {trajectories} trajectories"
+    choice = f"aux.minibatches that divide {trajectories} (aux.policy_iterations times the environments)"
+    return _fewest(trajectories, steps, minibatches, what, choice)
+
+
+def _fewest(trajectories: int, steps: int, minibatches: int, what: str, choice: str) -> int:
+    chunks = minibatches // math.gcd(trajectories, minibatches)
     if steps % chunks:
         raise ConfigError(
-            f"aux.minibatches {minibatches} cannot divide a phase's {trajectories} trajectories of {steps} steps "
-            f"evenly: each would be cut into {chunks} pieces, which does not divide rollout.steps; choose "
-            f"aux.minibatches that divide {trajectories} (aux.policy_iterations times the environments), or "
-            f"rollout.steps that is a multiple of {chunks}"
+            f"{what} of {steps} steps evenly: each trajectory would be cut into {chunks} pieces, which does not divide "
+            f"rollout.steps; choose {choice}, or rollout.steps that is a multiple of {chunks}"
         )
     return chunks
-
-
-def _fewest_chunks(trajectories: int, minibatches: int) -> int:
-    return minibatches // math.gcd(trajectories, minibatches)

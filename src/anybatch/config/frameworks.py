@@ -75,6 +75,9 @@ def _meanings() -> dict[str, dict[str, list[str]]]:
 
 _EPOCHS = "policy_epochs and optimizer.value_epochs"
 _ITERATION = "env.num_envs * rollout.steps"
+_ITERATIONS = f"total_env_steps / ({_ITERATION})"
+_ACCUMULATED = "optimizer.minibatches * gradient_accumulation_steps"
+_TWICE = "twice optimizer.value_coefficient"
 _MINIBATCHES = "optimizer.minibatches = env.num_envs * rollout.steps / {name}"
 _NO_VALUE_CLIPPING = "not used here, values are never clipped"
 _NO_EARLY_STOP = "not used here, epochs are never cut short"
@@ -162,10 +165,6 @@ def _sb3_step(config: TrainConfig) -> object:
     return Code(f"lambda left: left * {step:.7g}") if _linear(config) else step
 
 
-def _sb3_span(config: TrainConfig) -> float:
-    return config.advantage.span if config.advantage.normalize else 1.0
-
-
 def _sb3_optimizer(config: TrainConfig) -> object:
     optimizer = config.optimizer
     if optimizer.kind == "sgd":
@@ -195,7 +194,12 @@ _SB3_PPO = (
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("normalize_advantage", "advantage.normalize"),
     Row("center_of_mass", "policy.center_of_mass", when=uses_ppo_ewma),
-    Row("advantage_span", "advantage.span", _sb3_span, when=uses_ppo_ewma),
+    Row(
+        "advantage_span",
+        "advantage.span",
+        lambda x: x.advantage.span if x.advantage.normalize else 1.0,
+        when=uses_ppo_ewma,
+    ),
     Row("max_importance_ratio", "policy.max_importance_ratio", when=uses_ppo_ewma),
     Row("policy_kwargs", "model.options", _sb3_optimizer),
 )
@@ -215,10 +219,6 @@ def _cleanrl_notes(config: TrainConfig) -> Iterator[str]:
     yield f"{_optimizer(config)}: no argument; edit optim.Adam(..., eps=1e-5) there"
 
 
-def _twice(config: TrainConfig) -> float:
-    return 2 * config.optimizer.value_coefficient  # ppo.py halves the squared error first
-
-
 _CLEANRL = (
     Row("total_timesteps", "total_env_steps"),
     Row("num_envs", "env.num_envs"),
@@ -230,7 +230,7 @@ _CLEANRL = (
     Row("gae_lambda", "advantage.gae_lambda"),
     Row("clip_coef", "policy.clip"),
     Row("ent_coef", "policy.entropy_coefficient"),
-    Row("vf_coef", "optimizer.value_coefficient", _twice, "twice optimizer.value_coefficient"),
+    Row("vf_coef", "", lambda x: 2 * x.optimizer.value_coefficient, _TWICE),  # ppo.py halves the squared error first
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("anneal_lr", "optimizer.schedule", _linear, "optimizer.schedule linear"),
     Row("norm_adv", "advantage.normalize"),
@@ -297,13 +297,9 @@ def _rsl_rl_notes(config: TrainConfig) -> Iterator[str]:
     yield f"{_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
 
 
-def _iterations(config: TrainConfig) -> int:
-    return math.ceil(config.total_env_steps / config.iteration_batch)
-
-
 _RSL_RL_RUNNER = (
     Row("num_steps_per_env", "rollout.steps"),
-    Row("max_iterations", "", _iterations, "total_env_steps / (env.num_envs * rollout.steps)"),
+    Row("max_iterations", "", lambda x: math.ceil(x.total_env_steps / x.iteration_batch), _ITERATIONS),
 )
 _RSL_RL_PPO = (
     Row("num_learning_epochs", "optimizer.policy_epochs"),
@@ -357,10 +353,6 @@ def _trl_notes(config: TrainConfig) -> Iterator[str]:
         yield f"optimizer.sgd_momentum {optimizer.sgd_momentum:g}: no counterpart"
 
 
-def _accumulated(config: TrainConfig) -> Code:
-    return Code(f"{config.optimizer.minibatches} * GRADIENT_ACCUMULATION_STEPS")
-
-
 _TRL_BETA = "policy.kl_coefficient (of the KL to the proximal policy, not to a reference model)"
 _TRL = (
     Row("learning_rate", "optimizer.step_size"),
@@ -372,7 +364,12 @@ _TRL = (
     Row("num_iterations num_ppo_epochs", "optimizer.policy_epochs"),
     Row("epsilon cliprange", "policy.clip", lambda config: 1e9 if _reference(config) else config.policy.clip),
     Row("max_grad_norm", "optimizer.max_grad_norm", lambda config: config.optimizer.max_grad_norm or 0.0),
-    Row("steps_per_generation", "", _accumulated, "optimizer.minibatches * gradient_accumulation_steps"),
+    Row(
+        "steps_per_generation",
+        "",
+        lambda x: Code(f"{x.optimizer.minibatches} * GRADIENT_ACCUMULATION_STEPS"),
+        _ACCUMULATED,
+    ),
     Row("beta kl_coef", "policy.kl_coefficient", meaning=_TRL_BETA, when=_reference),
     Row("sync_ref_model", "", lambda config: True, "policy.proximal ewma", _reference),
     Row("ref_model_sync_steps", "", lambda config: 1, "always 1 here", _reference),
@@ -386,7 +383,7 @@ _TRL_KNOWN = (
     Row("num_mini_batches", "optimizer.minibatches"),
     Row("gamma", "advantage.discount"),
     Row("lam", "advantage.gae_lambda"),
-    Row("vf_coef", meaning="twice optimizer.value_coefficient"),
+    Row("vf_coef", meaning=_TWICE),
     Row("cliprange_value", meaning=_NO_VALUE_CLIPPING),
 )
 
