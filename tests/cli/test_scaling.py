@@ -11,10 +11,12 @@ import pytest
 import yaml
 
 from anybatch.cli.main import main
-from anybatch.config.io import from_dict
+from anybatch.cli.train import scale_to_batch
+from anybatch.config.io import from_dict, override
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg_ewma
 from anybatch.scaling import rescale, scale
+from anybatch.scaling.options import TrainScaling
 
 CARTPOLE = ["--env.id", "gym:CartPole-v1", "--total-env-steps", "128", "--quiet"]
 TINY = [
@@ -103,10 +105,22 @@ def test_rules_can_be_chosen(tmp_path: Path) -> None:
     assert config.optimizer.adam_betas == pytest.approx((0.9, 0.999 ** (1 / 1024)))
 
 
+def test_the_age_of_the_data_follows_only_a_stale_base() -> None:
+    fresh, stale = ppg_ewma(), override(ppg_ewma(), {"rollout.source": {"kind": "delayed", "delay": 2}})
+    asynchronous = override(fresh, {"rollout.source.kind": "asynchronous", "env.num_envs": 64})
+    assert scale_to_batch(fresh, asynchronous, [], TrainScaling())[0].rollout.source.max_lag == 1
+    smaller = override(stale, {"env.num_envs": 64})
+    assert scale_to_batch(stale, smaller, [], TrainScaling())[0].rollout.source.delay == 8
+    assert scale_to_batch(stale, smaller, [], TrainScaling(staleness=False))[0].rollout.source.delay == 2
+    by_hand = override(smaller, {"rollout.source.delay": 3})
+    assert scale_to_batch(stale, by_hand, ["--rollout.source.delay=3"], TrainScaling())[0].rollout.source.delay == 3
+
+
 def test_several_epochs_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "ppo", *CARTPOLE, *SMALL, "--out", str(tmp_path / "a")]) == 0
-    printed = capsys.readouterr().out
-    assert "warning: 3 policy epochs" in printed
+    printed, error = capsys.readouterr()
+    assert "ScalingWarning" not in error
+    assert printed.count("warning: 3 policy epochs") == 1
     assert "--optimizer.policy-epochs 1 --optimizer.value-epochs 1" in printed
     assert "warning: policy.proximal behavior" in printed
     one = ["--optimizer.policy-epochs", "1", "--optimizer.value-epochs", "1"]
