@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anybatch.config.chunks import time_chunks
 from anybatch.errors import ConfigError
-from anybatch.minibatches import Batch, Minibatch, shuffled
+from anybatch.minibatches import Batch, Minibatch, RunGenerators, shuffled
 
 
 def numbered(num_envs: int, steps: int, *, as_dict: bool = False) -> Batch:
@@ -124,13 +124,34 @@ def test_every_trajectory_can_land_in_every_minibatch() -> None:
     assert seen == {(env, m) for env in range(4) for m in range(2)}
 
 
-def test_pieces_by_hand() -> None:
+def test_micro_batches_by_hand() -> None:
     (whole,) = shuffled(numbered(2, 5, as_dict=True), 1, generator())
-    pieces = list(whole.micro_batches(4))
-    assert [len(piece) for piece in pieces] == [3, 4, 3]  # 10/4 -> 3 pieces, edges 0, 3.33, 6.67, 10
-    for piece in pieces:
-        check_rows_belong_together(piece)
-    assert torch.equal(torch.cat([piece.action for piece in pieces]), whole.action)
+    parts = list(whole.micro_batches(4))
+    assert [len(part) for part in parts] == [3, 4, 3]  # 10/4 -> 3 parts, edges 0, 3.33, 6.67, 10
+    for part in parts:
+        check_rows_belong_together(part)
+    assert torch.equal(torch.cat([part.action for part in parts]), whole.action)
     assert list(whole.micro_batches(10)) == [whole]
     assert list(whole.micro_batches(1000)) == [whole]
-    assert [len(piece) for piece in whole.micro_batches(1)] == [1] * 10
+    assert [len(part) for part in whole.micro_batches(1)] == [1] * 10
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_stacked_runs_are_dealt_as_single_ones(as_dict: bool) -> None:
+    batch, seeds, minibatches = numbered(6, 8, as_dict=as_dict), (3, 4, 5), 4  # each trajectory is cut into 2 chunks
+    stack = batch.map(lambda x: torch.stack([x + 100 * run for run in range(3)]))
+    together = list(shuffled(stack, minibatches, RunGenerators(generator(seed) for seed in seeds)))
+    for run, seed in enumerate(seeds):
+        alone = shuffled(batch.map(lambda x, run=run: x + 100 * run), minibatches, generator(seed))  # type: ignore[misc]
+        for mixed, single in zip(together, alone, strict=True):
+            assert (len(mixed), mixed.runs, single.runs) == (12, 3, 1)
+            check_equal(mixed.map(lambda x, run=run: x[run]), single)  # type: ignore[misc]
+    parts = list(together[0].micro_batches(5))
+    assert [len(part) for part in parts] == [4, 4, 4]
+    assert torch.equal(torch.cat([part.behavior_params for part in parts], dim=1), together[0].behavior_params)
+
+
+def check_equal(a: Minibatch, b: Minibatch) -> None:
+    for name, x in vars(a).items():
+        y = getattr(b, name)
+        assert all(torch.equal(x[key], y[key]) for key in x) if isinstance(x, dict) else torch.equal(x, y), name

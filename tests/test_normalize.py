@@ -211,3 +211,18 @@ def test_moments_alone() -> None:
     mean, var, count = moments(torch.tensor([[1.0, 2], [3, 6]]))
     assert (float(mean), float(var), float(count)) == (3.0, 3.5, 4.0)
     assert mean.dtype == torch.float64
+
+
+def test_stacked_runs_are_normalised_as_single_ones() -> None:
+    spans, generator = (1.0, 7.0), torch.Generator().manual_seed(0)
+    stacked = AdvantageNormalizer(torch.tensor(spans, dtype=torch.float64)), RewardNormalizer(3, runs=2)
+    single = [(AdvantageNormalizer(span), RewardNormalizer(3)) for span in spans]
+    for _ in range(3):
+        data = torch.randn(2, 3, 5, generator=generator) * 4 + 1
+        first = torch.rand(2, 3, 5, generator=generator) < 0.3
+        stacked[0].update(*moments(data, run_axis=True))
+        advantage, reward = stacked[0](data), stacked[1](data, first)
+        for run, (of_advantages, of_rewards) in enumerate(single):
+            of_advantages.update(*moments(data[run]))
+            torch.testing.assert_close(advantage[run], of_advantages(data[run]))
+            torch.testing.assert_close(reward[run], of_rewards(data[run], first[run]))

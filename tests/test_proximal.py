@@ -182,6 +182,27 @@ def test_bad_center_of_mass_is_refused(center_of_mass: float) -> None:
         EwmaProximal(Scalar(), center_of_mass)
 
 
+def test_stacked_runs_are_averaged_as_single_ones() -> None:
+    centers = (0.0, 8.0, 500.0, 1e17)
+    single = [Scalar(float(run)) for run in range(len(centers))]
+    stacked = Scalar()
+    stacked.theta = nn.Parameter(torch.arange(float(len(centers)))[:, None])
+    together = EwmaProximal(stacked, torch.tensor(centers, dtype=torch.float64))
+    alone = [EwmaProximal(module, center) for module, center in zip(single, centers, strict=True)]
+    for step in range(40):
+        for run, (module, ewma) in enumerate(zip(single, alone, strict=True)):
+            set_theta(module, math.sin(step + run))
+            ewma.after_gradient_step()
+        with torch.no_grad():
+            stacked.theta.copy_(torch.cat([module.theta for module in single])[:, None])
+        together.after_gradient_step()
+        if step == 20:
+            for ewma in (together, *alone):
+                ewma.reset()
+    (average,) = together.module.parameters()
+    torch.testing.assert_close(average.detach()[:, 0], torch.tensor([averaged(ewma) for ewma in alone]))
+
+
 def test_sum_of_powers() -> None:
     assert sum_of_powers(0.0, 5) == 1
     assert sum_of_powers(0.5, 4) == pytest.approx(1.875)

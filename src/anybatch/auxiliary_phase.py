@@ -1,17 +1,20 @@
 """The auxiliary phase of Phasic Policy Gradient: distil the value function into the policy's network.
 
 After every N_pi iterations the policy is frozen as ``pi_old`` and E_aux epochs over all data of the phase minimise
-:func:`anybatch.objectives.auxiliary_loss`. The value targets are those of the phase's own iterations, and are dropped
-with it: what follows is sampled, and so given new targets, by the networks that the auxiliary phase has left.
+:func:`anybatch.objectives.auxiliary_loss`. The value targets are those of the phase's own iterations; later data is
+sampled, and given targets, by the new networks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import OptimizerConfig
@@ -23,10 +26,10 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.state import Slot, State, of_rank
 from anybatch.errors import DivergenceError
-from anybatch.minibatches import Batch, deal, equal_cuts
+from anybatch.minibatches import Batch, Generators, RunGenerators, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
-from anybatch.optimizers import drop_gradients, make_optimizer, step_size
+from anybatch.optimizers import StepSizes, drop_gradients, make_optimizer
 from anybatch.phase_storage.prefetch import read_ahead
 from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
 from anybatch.policy_phase import Learner, fused
@@ -37,20 +40,27 @@ _COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
 class AuxiliaryPhase:
     """Collects the data of a policy phase, then trains on it.
 
-    It has an Adam of its own, over all parameters, which lives as long as the run; its step size follows the run's
+    Its optimiser is a second Adam, over all parameters, which lives as long as the run; its step size follows the run's
     schedule, which depends on the environment steps alone.
     """
 
-    def __init__(self, learner: Learner, store: SegmentStore, shuffle: torch.Generator) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        store: SegmentStore,
+        shuffle: Generators,
+        make: Callable[[list[Parameter], OptimizerConfig], Optimizer] = make_optimizer,
+    ) -> None:
         """Start with an empty phase.
 
         Args:
             learner: what the policy phase trains; its agent needs an auxiliary value head.
-            store: where the phase's data is kept.
-            shuffle: CPU generator of the minibatch order, used for nothing else.
+            store: keeps the phase's data.
+            shuffle: CPU generator of the minibatch order, used for nothing else; one for each of R stacked runs.
+            make: builds the optimiser; replaced where stacked runs have different step sizes.
 
         Raises:
-            ConfigError: the minibatches cannot be shared out evenly.
+            ConfigError: the data cannot be divided equally among the minibatches.
         """
         config = learner.config
         self._config = config.aux
@@ -58,24 +68,26 @@ class AuxiliaryPhase:
         self.store = store
         self._shuffle = shuffle
         self._parameters = list(learner.agent.parameters())
-        self._optimizer_config = OptimizerConfig(step_size=config.aux.step_size, schedule=config.optimizer.schedule)
-        self.optimizer = make_optimizer(self._parameters, self._optimizer_config)
+        adam = OptimizerConfig(step_size=config.aux.step_size, schedule=config.optimizer.schedule)
+        self.optimizer = make(self._parameters, adam)
+        self._step_sizes = StepSizes(self.optimizer, adam)
         layout = store.layout
         self._chunks = auxiliary_time_chunks(
             layout.segments, layout.num_envs, layout.steps, config.aux.minibatches_per_epoch
         )
         self._losses = fused(_losses) if config.compile else _losses
-        self._share = layout.num_envs / learner.config.env.num_envs  # this worker's part of each minibatch
+        self._worker_weight = layout.num_envs / learner.config.env.num_envs  # this worker's fraction of a minibatch
         self._steps = 0  # gradient steps done in this auxiliary phase
         self._has_old_params = False
         self._epoch_start: Tensor | None = None  # the generator before the order of the running epoch was drawn
-        self._sums = torch.zeros(len(_COLUMNS), dtype=torch.float64)
-        self._finished: dict[str, float] = {}
+        runs = (len(shuffle),) if isinstance(shuffle, RunGenerators) else ()
+        self._sums = torch.zeros(len(_COLUMNS), *runs, dtype=torch.float64)
+        self._finished: dict[str, Any] = {}
         self._total_steps = 0
 
     @property
     def due(self) -> bool:
-        """Whether the policy phase is complete, so that :meth:`gradient_steps` has something to do."""
+        """Whether the policy phase is complete, so that :meth:`gradient_steps` trains."""
         return self.store.full
 
     @property
@@ -85,7 +97,7 @@ class AuxiliaryPhase:
 
     @property
     def steps_done(self) -> int:
-        """How many of them this phase has done."""
+        """Number of them done in this phase."""
         return self._steps
 
     def after_iteration(self, batch: Batch) -> None:
@@ -99,35 +111,34 @@ class AuxiliaryPhase:
     def gradient_steps(self, progress: float) -> Iterator[None]:
         """Run the auxiliary phase, if it is due.
 
-        What a checkpoint keeps is whole whenever this has yielded, which it does after every gradient step; the phase
-        goes on from there after :meth:`load_state_dict`.
+        It yields after every gradient step. The state is complete then, and after :meth:`load_state_dict` the phase
+        continues from there.
 
         Args:
-            progress: share of the run's environment steps that is done, 0 to 1.
+            progress: fraction of the run's environment steps that is done, 0 to 1.
 
         Raises:
-            DivergenceError: the loss is not finite.
+            DivergenceError: the loss is not finite, in every run.
         """
         if not self.due:
             return
-        for group in self.optimizer.param_groups:
-            group["lr"] = step_size(self._optimizer_config, progress)
+        self._step_sizes.set_progress(progress)
         if not self._has_old_params:
             self._compute_old_params()
         drop_gradients(self._parameters)  # nothing of the policy phase may enter the first step
         per_epoch = self._config.minibatches_per_epoch
         while self._steps < self.steps:
             self._epoch_start = self._shuffle.get_state()
-            pieces = self.store.layout.segments * self.store.layout.num_envs * self._chunks
-            shares = deal(pieces, per_epoch, self._shuffle)[self._steps % per_epoch :]
-            for minibatch in self._minibatches(shares):
+            chunks = self.store.layout.segments * self.store.layout.num_envs * self._chunks
+            order = deal(chunks, per_epoch, self._shuffle)
+            for minibatch in self._minibatches(order[self._steps % per_epoch :]):
                 self._gradient_step(minibatch)
                 self._steps += 1
                 yield
         self._end()
 
-    def statistics(self) -> dict[str, float]:
-        """Columns for the log, by name.
+    def statistics(self) -> dict[str, Any]:
+        """Columns for the log, by name: floats, or lists of R floats.
 
         Averages over the auxiliary phase that has ended since the last call, NaN if none has; and the number of
         auxiliary gradient steps of the whole run.
@@ -136,7 +147,7 @@ class AuxiliaryPhase:
         return {**dict.fromkeys(_COLUMNS, math.nan), **finished, "aux_gradient_steps": self._total_steps}
 
     def _compute_old_params(self) -> None:
-        """The policy as it is before the first auxiliary step, for every sample, once."""
+        """Evaluate the policy as it is before the first auxiliary step, for every sample."""
         learner = self._learner
         with torch.no_grad():
             for samples in equal_cuts(self.store.samples, learner.micro_batch):
@@ -145,33 +156,33 @@ class AuxiliaryPhase:
                 self.store.write_old_params(samples.start, learner.agent.policy(observation))
         self._has_old_params = True
 
-    def _minibatches(self, shares: Sequence[Tensor]) -> Iterator[AuxiliaryMinibatch]:
+    def _minibatches(self, order: Sequence[Tensor]) -> Iterator[AuxiliaryMinibatch]:
         length = self.store.layout.steps // self._chunks
         if self._device.type != "cuda":  # where reading would take the cores, and memory, that computing needs
-            return (self.store.minibatch(share, length) for share in shares)
-        return read_ahead(lambda share: self.store.minibatch(share, length).pin_memory(), shares)
+            return (self.store.minibatch(chunks, length) for chunks in order)
+        return read_ahead(lambda chunks: self.store.minibatch(chunks, length).pin_memory(), order)
 
     def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
-        for piece in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
+        for part in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
             check_interrupt_if_single_worker(self._learner.interrupts)
-            share = len(piece) / len(minibatch)
-            loss, seen = self._losses(piece.to(self._device), self._learner)
-            if not bool(torch.isfinite(loss)):
+            weight = len(part) / len(minibatch)
+            loss, terms = self._losses(part.to(self._device), self._learner)
+            if not bool(torch.isfinite(terms).all(0).any()):
                 raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
-            (loss * share).backward()
-            self._sums += seen.double().cpu() * share
-        mean_gradients_(self._parameters, self._share, self._learner.interrupts)
+            (loss * (weight * part.runs)).backward()  # each run's gradient is that of its own loss
+            self._sums += terms.double().cpu() * weight
+        mean_gradients_(self._parameters, self._worker_weight, self._learner.interrupts)
         self.optimizer.step()
         drop_gradients(self._parameters)  # and nothing of this step may enter the next, or the policy phase
         self._total_steps += 1
 
     def _end(self) -> None:
-        own = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
-        self._finished = mean_over_workers(own, self._share)
+        averages = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
+        self._finished = mean_over_workers(averages, self._worker_weight)
         self._begin_policy_phase()
 
     def _begin_policy_phase(self) -> None:
-        """Start with an empty phase and a proximal policy without a past, for theta has moved far (appendix A)."""
+        """Empty the store, and re-initialise the proximal policy, for theta has moved far (appendix A)."""
         self._learner.proximal.reset()
         self.store.clear()
         self._steps, self._has_old_params, self._epoch_start = 0, False, None
@@ -235,13 +246,13 @@ class AuxiliaryPhase:
         return {**merged, "shuffle": shuffle, "segments": self.store.split(merged["segments"], slot)}
 
 
-def _losses(piece: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Tensor]:
-    """The joint loss, and what is logged of it, (3,) in the order of the columns."""
-    params, value, auxiliary_value = learner.agent.all_heads(piece.observation)
+def _losses(minibatch: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Tensor]:
+    """The joint loss, and its terms in the order of the columns, (3,), or (3, R) for R runs."""
+    params, value, auxiliary_value = learner.agent.all_heads(minibatch.observation)
     distribution = learner.action_spec.distribution
-    kl = distribution(piece.old_params).kl(distribution(params))
-    target, clone_coefficient = piece.value_target, learner.config.aux.clone_coefficient
+    kl = distribution(minibatch.old_params).kl(distribution(params))
+    target, clone_coefficient = minibatch.value_target, learner.config.aux.clone_coefficient
     loss = auxiliary_loss(value, auxiliary_value, target, kl, clone_coefficient=clone_coefficient)
     with torch.no_grad():
-        errors = [0.5 * (x - target).square().mean() for x in (value, auxiliary_value)]
-        return loss, torch.stack([*errors, kl.mean()])
+        errors = [0.5 * (x - target).square().mean(-1) for x in (value, auxiliary_value)]
+        return loss, torch.stack([*errors, kl.mean(-1)])

@@ -1,11 +1,16 @@
-"""Minibatches of whole trajectories, or of equal pieces of them when there are too few environments."""
+"""Stages of an iteration's data, and minibatches of whole trajectories or of equal chunks of them.
+
+A rollout becomes a batch when its advantages are estimated, and a batch is dealt out to minibatches. Each stage is a
+dataclass that adds fields to the one before. R stacked runs have a run axis in front of every other axis.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,62 +19,94 @@ from anybatch.config.chunks import time_chunks
 from anybatch.observations import Observation, map_observation
 
 
-@dataclass(frozen=True)
-class Batch:
-    """An iteration's data, ready to be optimised on; every tensor is (N, T, ...)."""
+class RunGenerators(tuple[torch.Generator, ...]):
+    """A CPU generator for each of R stacked runs, which draws what the generator of its single run would."""
 
-    observation: Observation
-    """(N, T, ...), or such a tensor for every key."""
-    action: Tensor
-    """(N, T, ...) as the policy produced them."""
-    behavior_logp: Tensor
-    """log-probabilities of the actions under the weights that sampled them."""
-    behavior_params: Tensor
-    """(N, T, P) raw distribution parameters of the weights that sampled."""
-    advantage: Tensor
-    """Advantages, normalised if the configuration says so."""
+    def get_state(self) -> Tensor:
+        """States of all generators, one a row."""
+        return torch.stack([generator.get_state() for generator in self])
+
+    def set_state(self, state: Tensor) -> None:
+        """Restore what :meth:`get_state` returned."""
+        for generator, row in zip(self, state, strict=True):
+            generator.set_state(row)
+
+
+Generators: TypeAlias = torch.Generator | RunGenerators
+"""Source of a random order, for a single run or for stacked ones."""
+
+
+class TensorRecord:
+    """Base of dataclasses that hold tensors, or dictionaries of tensors, with the same leading axes."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """A copy with ``function`` applied to every tensor; other fields stay."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        tensors: dict[str, Observation] = {name: x for name, x in values.items() if isinstance(x, Tensor | dict)}
+        return replace(self, **{name: map_observation(function, x) for name, x in tensors.items()})  # type: ignore[type-var]
+
+
+class FlatRecord(TensorRecord):
+    """Base of records whose samples are flattened to one axis, (B, ...), or (R, B, ...) for R stacked runs."""
+
     value_target: Tensor
-    """(N, T) what the value function is trained towards."""
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    """Some samples of a :class:`Batch`, flattened to (B, ...)."""
-
-    observation: Observation
-    """(B, ...), or such a tensor for every key."""
-    action: Tensor
-    """(B, ...) as the policy produced them."""
-    behavior_logp: Tensor
-    """(B,) log pi_behav(a|s)."""
-    behavior_params: Tensor
-    """(B, P) raw distribution parameters of the weights that sampled."""
-    advantage: Tensor
-    """(B,) advantages, normalised if the configuration says so."""
-    value_target: Tensor
-    """(B,) what the value function is trained towards."""
 
     def __len__(self) -> int:
-        """Number of samples B."""
-        return len(self.advantage)
+        """Number of samples B, of each run."""
+        return self.value_target.shape[-1]
 
-    def micro_batches(self, max_samples: int) -> Iterator[Minibatch]:
-        """Split into consecutive micro-batches of at most ``max_samples`` samples, as equal as possible."""
+    @property
+    def runs(self) -> int:
+        """Number of stacked runs R; 1 without a run axis."""
+        return self.value_target.numel() // len(self)
+
+    def micro_batches(self, max_samples: int) -> Iterator[Self]:
+        """Split into the fewest micro-batches of at most ``max_samples`` consecutive samples, as equal as possible."""
         cuts = equal_cuts(len(self), max_samples)
         if len(cuts) == 1:
             yield self
             return
+        before = (slice(None),) * (self.value_target.dim() - 1)
         for cut in cuts:
-            yield self._map(lambda tensor, cut=cut: tensor[cut])
-
-    def _map(self, function) -> Minibatch:  # type: ignore[no-untyped-def]
-        return Minibatch(
-            map_observation(function, self.observation),
-            *(function(getattr(self, name)) for name in _TENSORS),
-        )
+            yield self.map(lambda tensor, index=(*before, cut): tensor[index])  # type: ignore[misc]
 
 
-_TENSORS = ("action", "behavior_logp", "behavior_params", "advantage", "value_target")
+@dataclass(frozen=True)
+class Samples(TensorRecord):
+    """Observations, the actions sampled there, and the policy that sampled them.
+
+    The leading axes, written (...), are (N, T) in a rollout or batch and (B,) in a minibatch.
+    """
+
+    observation: Observation
+    """(..., *shape of one), or such a tensor for every key."""
+    action: Tensor
+    """(..., *shape of one) as the policy produced them."""
+    behavior_logp: Tensor
+    """(...) log pi_behav(a|s), fp32."""
+    behavior_params: Tensor
+    """(..., P) raw distribution parameters of pi_behav, fp32."""
+
+
+@dataclass(frozen=True)
+class Batch(Samples):
+    """An iteration's data with its advantages, (N, T, ...)."""
+
+    advantage: Tensor
+    """(...) advantage estimates, normalised if the configuration says so."""
+    value_target: Tensor
+    """(...) targets of the value function."""
+
+    @classmethod
+    def of(cls, samples: Samples, *, advantage: Tensor, value_target: Tensor) -> Self:
+        """The batch of a rollout's samples and their advantages."""
+        common = {field.name: getattr(samples, field.name) for field in fields(Samples)}
+        return cls(**common, advantage=advantage, value_target=value_target)
+
+
+@dataclass(frozen=True)
+class Minibatch(Batch, FlatRecord):
+    """Some samples of a :class:`Batch`, flattened to (B, ...)."""
 
 
 def equal_cuts(length: int, max_length: int) -> list[slice]:
@@ -79,47 +116,50 @@ def equal_cuts(length: int, max_length: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def deal(pieces: int, minibatches: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Deal numbered pieces of trajectories out in random order.
+def deal(chunks: int, minibatches: int, generator: Generators) -> tuple[Tensor, ...]:
+    """Deal numbered chunks of trajectories out to minibatches in random order.
 
     Args:
-        pieces: their number, a multiple of ``minibatches``.
+        chunks: their number in a run, a multiple of ``minibatches``.
         minibatches: M.
-        generator: CPU generator of the random order.
+        generator: of the random order.
 
     Returns:
-        M equal shares (pieces/M,) of piece numbers; each number is in exactly one.
+        M tensors (chunks/M,) of chunk numbers; each number is in exactly one. For R runs (R, chunks/M), where chunk c
+        of run r has the number ``r * chunks + c``.
     """
-    return torch.randperm(pieces, generator=generator).chunk(minibatches)
+    if isinstance(generator, torch.Generator):
+        return torch.randperm(chunks, generator=generator).chunk(minibatches)
+    orders = [torch.randperm(chunks, generator=one) + run * chunks for run, one in enumerate(generator)]
+    return torch.stack(orders).chunk(minibatches, dim=-1)
 
 
-def shuffled(batch: Batch, minibatches: int, generator: torch.Generator) -> Iterator[Minibatch]:
+def shuffled(batch: Batch, minibatches: int, generator: Generators) -> Iterator[Minibatch]:
     """Deal all samples of a batch out to equal minibatches, each sample exactly once, in random order.
 
     Args:
         batch: (N, T, ...) data.
         minibatches: their number M; N*T/M samples each.
-        generator: CPU generator of the random order.
+        generator: of the random order.
 
     Yields:
         M minibatches.
+
+    Raises:
+        ConfigError: the samples cannot be divided equally.
     """
-    num_envs, steps = batch.advantage.shape
+    *runs, num_envs, steps = batch.advantage.shape
     chunks = time_chunks(num_envs, steps, minibatches)
+    order = torch.stack(deal(num_envs * chunks, minibatches, generator)).to(batch.advantage.device)
 
-    def pieces(tensor: Tensor) -> Tensor:
-        return tensor.reshape(num_envs * chunks, steps // chunks, *tensor.shape[2:])
+    def gather(tensor: Tensor, index: Tensor) -> Tensor:
+        """Chunks (..., K) with their samples along one axis, (..., B, *rest)."""
+        rest = tensor.shape[len(runs) + 2 :]
+        return tensor.reshape(-1, steps // chunks, *rest)[index.flatten()].view(*index.shape[:-1], -1, *rest)
 
-    order = torch.cat(deal(num_envs * chunks, minibatches, generator)).to(batch.advantage.device)
-
-    def all_minibatches(tensor: Tensor) -> tuple[Tensor, ...]:
-        return pieces(tensor)[order].view(minibatches, -1, *tensor.shape[2:]).unbind()
-
-    rest = zip(*(all_minibatches(getattr(batch, name)) for name in _TENSORS), strict=True)
-    for index, tensors in zip(order.chunk(minibatches), rest, strict=True):
-
-        def one_minibatch(tensor: Tensor, index: Tensor = index) -> Tensor:
-            return pieces(tensor)[index].flatten(0, 1)
-
-        # observations alone are so large that a copy of the whole epoch would count
-        yield Minibatch(map_observation(one_minibatch, batch.observation), *tensors)
+    names = [field.name for field in fields(Batch) if field.name != "observation"]
+    gathered = [gather(getattr(batch, name), order).unbind() for name in names]
+    for index, *tensors in zip(order, *gathered, strict=True):
+        # one minibatch at a time: observations are so large that a copy of the whole epoch would count
+        observation = map_observation(lambda tensor, index=index: gather(tensor, index), batch.observation)  # type: ignore[misc]
+        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)))

@@ -1,8 +1,10 @@
-"""Normalisation of advantages (over iterations) and of rewards (over the whole run)."""
+"""Normalisation of advantages (over iterations) and of rewards (over the whole run).
+
+With a run axis, (R, N, T) instead of (N, T), each of R stacked runs has statistics of its own.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -15,13 +17,10 @@ _EPSILON = 1e-8
 
 
 class RunningMoments:
-    """Weighted mean and variance of everything added so far, in Welford's form, which cannot go negative.
-
-    A single number each, or one for each of R stacked runs.
-    """
+    """Weighted mean and variance of everything added so far, in Welford's form, which cannot go negative."""
 
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
-        """Nothing added yet; ``shape`` is that of the mean, (R,) for stacked runs."""
+        """Start empty; ``shape`` is that of the mean: () for one run, (R,) for stacked runs."""
         self.weight = torch.zeros(shape, dtype=torch.float64)
         self.mean = torch.zeros(shape, dtype=torch.float64)
         self.squares = torch.zeros(shape, dtype=torch.float64)  # weighted sum of squared deviations from the mean
@@ -41,48 +40,6 @@ class RunningMoments:
         return self.squares / self.weight.clamp(min=1e-300)
 
 
-def span_decay(span: float | Tensor) -> float | Tensor:
-    """Decay rate beta of an EWMA whose span is ``2/(1-beta) - 1``."""
-    return (span - 1) / (span + 1)
-
-
-def standardized(advantage: Tensor, mean: float | Tensor, var: float | Tensor) -> Tensor:
-    """``(advantage - mean) / (std + 1e-8)`` in fp32; any shapes that broadcast."""
-    # in float64: for constant data a rounding error of the mean must not be divided by epsilon
-    return ((advantage.double() - mean) / (var**0.5 + _EPSILON)).float()
-
-
-def discounted_returns(reward: Tensor, first: Tensor, carried: Tensor, discount: float) -> Tensor:
-    """Discounted sums of the rewards so far, along each environment.
-
-    Args:
-        reward: (..., N, T) float64 rewards.
-        first: (..., N, T) bool, the step was the first of its episode.
-        carried: (..., N) the sums before the first step.
-        discount: of the running sum.
-
-    Returns:
-        (T, ..., N) sums; the last one is carried on to the next call.
-    """
-    keep = discount * (~first).double()
-    returns = []
-    for reward_t, keep_t in zip(reward.unbind(-1), keep.unbind(-1), strict=True):
-        carried = torch.addcmul(reward_t, keep_t, carried)
-        returns.append(carried)
-    return torch.stack(returns)
-
-
-def scaled_reward(reward: Tensor, var: Tensor, clip: float) -> Tensor:
-    """Rewards over the standard deviation of their discounted return, clipped to plus or minus ``clip``, in fp32.
-
-    Args:
-        reward: (..., N, T) float64 rewards.
-        var: that return's variance; any shape that broadcasts.
-        clip: the bound.
-    """
-    return (reward * (var + _EPSILON).rsqrt()).clamp(-clip, clip).float()
-
-
 class AdvantageNormalizer:
     """Shifts and scales advantages by moments that are weighted over iterations (section 4, third adjustment).
 
@@ -90,17 +47,25 @@ class AdvantageNormalizer:
     of samples, the current one included. Span 1 uses the current iteration alone.
     """
 
-    def __init__(self, span: float = 1.0) -> None:
-        """Start without history; ``span`` is the effective sample size in iterations, at least 1."""
-        if not 1 <= span < math.inf:
+    def __init__(self, span: float | Tensor = 1.0) -> None:
+        """Start without history.
+
+        Args:
+            span: the effective sample size in iterations, at least 1; float64 (R,) for stacked runs.
+
+        Raises:
+            ValueError: it is less than 1, or not finite.
+        """
+        spans = torch.as_tensor(span)
+        if not bool(((spans >= 1) & torch.isfinite(spans)).all()):
             raise ValueError(f"advantage span {span} must be finite and at least 1, the current iteration alone")
         self.span = span
-        self._moments = RunningMoments()
+        self._moments = RunningMoments(tuple(spans.shape))
 
     @property
-    def decay(self) -> float:
+    def decay(self) -> float | Tensor:
         """The EWMA's decay rate beta, from span = 2/(1-beta) - 1."""
-        return float(span_decay(self.span))
+        return (self.span - 1) / (self.span + 1)
 
     def update(self, mean: Tensor | float, var: Tensor | float, count: Tensor | float) -> None:
         """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers."""
@@ -108,21 +73,23 @@ class AdvantageNormalizer:
         self._moments.add(mean, var, count, self.decay)
 
     def moments(self) -> tuple[float, float]:
-        """Weighted mean and variance; the variance is never negative."""
-        return float(self._moments.mean), float(self._moments.var)
+        """Weighted mean and variance; the variance is never negative. Tensors (R,) for stacked runs."""
+        return _float(self._moments.mean), _float(self._moments.var)
 
     def __call__(self, advantage: Tensor, valid: Tensor | None = None) -> Tensor:
         """Return ``(advantage - mean) / (std + 1e-8)`` in fp32, any shape; entries that are not ``valid`` become 0."""
-        normalized = standardized(advantage, *self.moments())
+        mean, std = _before(self._moments.mean, advantage), _before(self._moments.var.sqrt(), advantage)
+        # in float64: for constant data a rounding error of the mean must not be divided by epsilon
+        normalized = ((advantage.double() - mean) / (std + _EPSILON)).float()
         return normalized if valid is None else torch.where(valid, normalized, 0.0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """The moments."""
         moments = self._moments
         return {"weight": moments.weight, "mean": moments.mean, "squares": moments.squares}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         moments = self._moments
         moments.weight, moments.mean, moments.squares = state["weight"], state["mean"], state["squares"]
 
@@ -131,16 +98,24 @@ class RewardNormalizer:
     """Divides rewards by the running standard deviation of their discounted return, then clips them.
 
     The discounted return runs along each environment; the reward of a terminal step counts towards the return that it
-    ends. The statistics cover everything seen so far, over all workers. Its discount is its own (0.99 where GAE uses
+    ends. The statistics cover all rewards so far, over all workers. Its discount is separate (0.99 where GAE uses
     0.999), as in the authors' published code.
     """
 
-    def __init__(self, num_envs: int, discount: float = 0.99, clip: float = 10.0) -> None:
-        """``num_envs``: environments of this worker; ``clip``: bound on the normalised reward's magnitude."""
+    def __init__(self, num_envs: int, discount: float = 0.99, clip: float = 10.0, *, runs: int | None = None) -> None:
+        """Start without history.
+
+        Args:
+            num_envs: environments of this worker, of each run.
+            discount: of the running return.
+            clip: bound on the normalised reward's magnitude.
+            runs: number of stacked runs R; None for a single run, whose rewards have no run axis.
+        """
         self.discount = discount
         self.clip = clip
-        self._return = torch.zeros(num_envs, dtype=torch.float64)
-        self._moments = RunningMoments()
+        shape = () if runs is None else (runs,)
+        self._return = torch.zeros(*shape, num_envs, dtype=torch.float64)
+        self._moments = RunningMoments(shape)
 
     def __call__(self, reward: Tensor, first: Tensor) -> Tensor:
         """Normalise a rollout's rewards, after adding it to the statistics.
@@ -153,10 +128,20 @@ class RewardNormalizer:
             (N, T) fp32 rewards.
         """
         raw = reward.double().cpu()
-        returns = discounted_returns(raw, first.cpu(), self._return, self.discount)
+        returns = self._discounted_returns(raw, first.cpu())
         self._return = returns[-1]
-        self._moments.add(*moments(returns))
-        return scaled_reward(raw, self._moments.var, self.clip).to(reward.device)
+        self._moments.add(*moments(returns.movedim(0, -2), run_axis=raw.dim() > 2))
+        scale = _before((self._moments.var + _EPSILON).rsqrt(), raw)
+        return (raw * scale).clamp(-self.clip, self.clip).float().to(reward.device)
+
+    def _discounted_returns(self, reward: Tensor, first: Tensor) -> Tensor:
+        """Discounted sums of the rewards (..., N, T) so far, along each environment: (T, ..., N)."""
+        keep = self.discount * (~first).double()
+        running, returns = self._return, []
+        for reward_t, keep_t in zip(reward.unbind(-1), keep.unbind(-1), strict=True):
+            running = torch.addcmul(reward_t, keep_t, running)
+            returns.append(running)
+        return torch.stack(returns)
 
     worker_keys: frozenset[str] = frozenset({"return"})
 
@@ -178,3 +163,12 @@ class RewardNormalizer:
     def split(self, merged: State, slot: Slot) -> State:
         """The running returns of one worker."""
         return {"return": merged["return"][slot.envs].clone()}
+
+
+def _before(statistic: Tensor, data: Tensor) -> Tensor:
+    """A statistic () or (R,) with axes added behind, to broadcast against data (...) or (R, ...)."""
+    return statistic.reshape(*statistic.shape, *[1] * (data.dim() - statistic.dim()))
+
+
+def _float(statistic: Tensor) -> float:
+    return statistic if statistic.dim() else float(statistic)  # type: ignore[return-value]

@@ -8,12 +8,27 @@ Only the log-probability of ``theta`` carries a gradient.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 # exp of this is finite in fp32; it bounds the *value* of samples that are clipped and so have no gradient
 _LARGEST_EXPONENT = 60.0
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probabilities of the same sampled actions under several policies, in nats; all have the same shape."""
+
+    theta: Tensor
+    """log pi_theta(a|s); the only one with a gradient."""
+    proximal: Tensor
+    """log pi_prox(a|s)."""
+    behavior: Tensor
+    """log pi_behav(a|s) as it was when the action was sampled."""
+    importance: Tensor
+    """The denominator of the importance weight: one of the two above."""
 
 
 def decoupled_clip_loss(

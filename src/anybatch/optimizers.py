@@ -1,7 +1,8 @@
-"""Optimisers of policy and value, and their step size over a run."""
+"""Optimisers of policy and value, and their step sizes over a run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,37 +13,6 @@ from anybatch.config.schema import OptimizerConfig
 from anybatch.models.agent import Agent
 
 
-class Optimizers:
-    """One joint optimiser, or one each for policy and value where their epochs differ (E_pi != E_V in PPG)."""
-
-    def __init__(self, agent: Agent, config: OptimizerConfig) -> None:
-        """Build the optimisers over ``agent``'s parameters."""
-        self.joint = config.policy_epochs == config.value_epochs
-        if self.joint:
-            both = [*agent.policy_parameters(), *agent.value_parameters()]
-            groups = {"joint": list(dict.fromkeys(both))}  # a shared encoder's parameters once
-        else:
-            groups = {"policy": list(agent.policy_parameters()), "value": list(agent.value_parameters())}
-        self.parameters: dict[str, list[Parameter]] = groups
-        self.optimizers = {name: make_optimizer(parameters, config) for name, parameters in groups.items()}
-        self._config = config
-
-    def set_progress(self, fraction: float) -> None:
-        """Set the step size for a run of which ``fraction`` (0 to 1) is done; it depends on nothing else."""
-        for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                group["lr"] = step_size(self._config, fraction)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
-        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
-
-
 def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Optimizer:
     """Adam or SGD over fp32 ``parameters``, with the configured step size, in fused form."""
     if config.kind == "sgd":
@@ -50,11 +20,60 @@ def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Opti
     return Adam(parameters, lr=config.step_size, betas=config.adam_betas, eps=config.adam_eps, fused=True)
 
 
-def step_size(config: OptimizerConfig, fraction: float) -> float:
-    """The step size when ``fraction`` (0 to 1) of the run's environment steps is done."""
-    if config.schedule == "linear":
-        return config.step_size * max(0.0, 1 - fraction)
-    return config.step_size
+class Optimizers:
+    """One joint optimiser, or one each for policy and value where their epochs differ (E_pi != E_V in PPG)."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        config: OptimizerConfig,
+        make: Callable[[list[Parameter], OptimizerConfig], Optimizer] = make_optimizer,
+    ) -> None:
+        """Build the optimisers.
+
+        Args:
+            agent: whose parameters they train.
+            config: their kind and numbers.
+            make: builds each of them; replaced where stacked runs have different numbers.
+        """
+        self.joint = config.policy_epochs == config.value_epochs
+        if self.joint:
+            both = [*agent.policy_parameters(), *agent.value_parameters()]
+            groups = {"joint": list(dict.fromkeys(both))}  # a shared encoder's parameters once
+        else:
+            groups = {"policy": list(agent.policy_parameters()), "value": list(agent.value_parameters())}
+        self.parameters: dict[str, list[Parameter]] = groups
+        self.optimizers = {name: make(parameters, config) for name, parameters in groups.items()}
+        self._step_sizes = [StepSizes(optimizer, config) for optimizer in self.optimizers.values()]
+
+    def set_progress(self, fraction: float) -> None:
+        """Set the step sizes for a run of which ``fraction`` (0 to 1) is done; they depend on nothing else."""
+        for step_sizes in self._step_sizes:
+            step_sizes.set_progress(fraction)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of each optimiser, by name."""
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+
+
+class StepSizes:
+    """The step sizes of an optimiser over a run, by the schedule: constant, or linear decay to 0."""
+
+    def __init__(self, optimizer: Optimizer, config: OptimizerConfig) -> None:
+        """Take the step sizes at the start of the run from ``optimizer``, and the schedule from ``config``."""
+        self._optimizer = optimizer
+        self._schedule = config.schedule
+        self._initial: list[float] = [group["lr"] for group in optimizer.param_groups]
+
+    def set_progress(self, fraction: float) -> None:
+        """Set the step sizes for a run of which ``fraction`` (0 to 1) of the environment steps is done."""
+        for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
+            group["lr"] = initial * max(0.0, 1 - fraction) if self._schedule == "linear" else initial
 
 
 def clip_gradients_(parameters: list[Parameter], max_norm: float | None) -> None:

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,11 @@ from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
 from anybatch.distributed.collectives import check_interrupt_if_single_worker, mean_gradients_
 from anybatch.errors import DivergenceError
-from anybatch.minibatches import Batch, Minibatch, shuffled
+from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
-from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.objectives import LogProbs, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
 from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
 from anybatch.proximal import ProximalPolicy
 from anybatch.system.signals import Interrupts
@@ -28,18 +28,20 @@ from anybatch.system.signals import Interrupts
 
 @dataclass(frozen=True)
 class Learner:
-    """What a policy phase trains, and with what."""
+    """Everything that a policy phase trains or uses."""
 
     config: TrainConfig
     agent: Agent
     action_spec: ActionSpec
     proximal: ProximalPolicy
     optimizers: Optimizers
-    shuffle: torch.Generator
-    """CPU generator of the minibatch order."""
+    shuffle: Generators
+    """CPU generator of the minibatch order; one for each of R stacked runs."""
     interrupts: Interrupts
     noise: NoiseScale | None = None
-    """Estimates the gradient noise scale on the way; None leaves it out."""
+    """Estimates the gradient noise scale; None leaves it out."""
+    policy_statistics: bool = True
+    """Whether to compute :func:`~anybatch.diagnostics.statistics.policy_statistics`."""
 
     @property
     def micro_batch(self) -> int:
@@ -48,64 +50,42 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """Where the networks are."""
+        """Device of the networks."""
         return next(self.agent.parameters()).device
 
     @property
     def on_gpu(self) -> bool:
-        """Whether that is a GPU."""
+        """Whether the networks are on a GPU."""
         return self.device.type == "cuda"
 
 
-def policy_phase(batch: Batch, learner: Learner) -> dict[str, float]:
+def policy_phase(batch: Batch, learner: Learner) -> dict[str, Any]:
     """Optimise policy and value on one iteration's data.
 
     Policy and value share each gradient step where their numbers of epochs agree; otherwise each has its own epochs
     and its own optimiser, the value function first as in the authors' code.
 
     Args:
-        batch: (N, T, ...) data with advantages and value targets.
+        batch: (N, T, ...) data with advantages and value targets; (R, N, T, ...) for R stacked runs.
         learner: what is trained; changed in place.
 
     Returns:
-        Statistics of the iteration, averaged over its gradient steps, by column name.
+        Statistics of the iteration, averaged over its gradient steps, by column name: floats, or lists of R floats.
 
     Raises:
-        DivergenceError: a loss or a weight is not finite any more.
+        DivergenceError: a loss or a weight is not finite any more, in every run.
     """
     optimizer = learner.config.optimizer
     learner.proximal.before_iteration()
-    statistics = Averages(learner.action_spec.distribution, learner.config.policy)
+    averages = Averages(learner.action_spec.distribution, learner.config.policy)
     if learner.optimizers.joint:
-        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_loss, statistics)
+        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_losses, averages)
     else:
-        _epochs(batch, learner, "value", optimizer.value_epochs, _value_loss, statistics)
-        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_loss, statistics)
-    seen = statistics.result()
-    _check_finite(seen, learner.agent)
-    return seen | (learner.noise.result() if learner.noise else {})
-
-
-def _check_finite(seen: Mapping[str, float], agent: Agent) -> None:
-    """Once an iteration, so that no checkpoint is written of weights that cannot be trained on."""
-    broken = [
-        f"{name} was {seen[name]}" for name in ("policy_loss", "value_loss", "entropy") if not math.isfinite(seen[name])
-    ]
-    # the last step can break weights although every loss, computed before its step, was finite
-    norms = torch.stack([x.detach().norm() for x in agent.parameters()])
-    if not broken and not bool(torch.isfinite(norms).all()):
-        broken = ["weights overflowed"]
-    if broken:
-        raise DivergenceError(
-            f"training is not finite any more ({', '.join(broken)}): lower optimizer.step_size; the newest checkpoint "
-            "is from before"
-        )
-
-
-Result = TypeVar("Result")
-
-Losses = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
-"""A scalar loss with its gradient, and what was seen, by name."""
+        _epochs(batch, learner, "value", optimizer.value_epochs, _value_losses, averages)
+        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_losses, averages)
+    statistics = averages.result()
+    _check_finite(statistics, learner.agent, batch.advantage.dim() > 2)
+    return statistics | (learner.noise.result() if learner.noise else {})
 
 
 def _epochs(
@@ -113,21 +93,21 @@ def _epochs(
     learner: Learner,
     group: str,
     epochs: int,
-    loss_function: Callable[[Minibatch, Learner], Losses],
-    statistics: Averages,
+    losses_of: Callable[[Minibatch, Learner], Losses],
+    averages: Averages,
 ) -> None:
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
-    most = learner.micro_batch
-    losses = fused(loss_function) if config.compile else loss_function
+    losses_of = fused(losses_of) if config.compile else losses_of
     for epoch in range(epochs):
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
-            for piece in minibatch.micro_batches(most):  # bounds memory; the gradients add up to the same
+            for part in minibatch.micro_batches(learner.micro_batch):  # bounds memory; the gradients add up to the same
                 check_interrupt_if_single_worker(learner.interrupts)
-                share = len(piece) / len(minibatch)
-                loss, seen, samples = losses(piece, learner)
-                (loss * share).backward()
-                statistics.add(seen, share, samples)
+                weight = len(part) / len(minibatch)
+                loss, terms, samples = losses_of(part, learner)
+                # a loss is a mean over all runs, and each run's gradient is that of its own loss
+                (loss * (weight * part.runs)).backward()
+                averages.add(terms, weight, samples)
             mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
             if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
                 learner.noise.add(parameters, optimizer, round(config.optimization_batch))
@@ -136,130 +116,130 @@ def _epochs(
             drop_gradients(parameters)
             if group != "value":
                 learner.proximal.after_gradient_step()  # theta_prox <- EWMA(theta)
-                statistics.end_gradient_step()
+                averages.end_gradient_step()
+
+
+Result = TypeVar("Result")
 
 
 @functools.cache
-def fused(loss_function: Callable[..., Result]) -> Callable[..., Result]:
-    """A module's function, its forward and backward pass fused into few kernels when it is first called.
+def fused(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Compile a module's function on its first call, forward and backward pass fused into few kernels.
 
     For each configuration anew, since its numbers become constants. PyTorch keeps eight in a process (its
     ``recompile_limit``), runs a ninth as if nothing had been compiled, and says so.
     """
-    return torch.compile(loss_function, dynamic=False)  # shapes are few and fixed
+    return torch.compile(function, dynamic=False)  # shapes are few and fixed
 
 
-def _joint_loss(minibatch: Minibatch, learner: Learner) -> Losses:
+Losses: TypeAlias = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
+"""A scalar loss with its gradient; its terms by name for the log; and the policies' outputs."""
+
+
+def _joint_losses(minibatch: Minibatch, learner: Learner) -> Losses:
     params, value = learner.agent(minibatch.observation)
-    policy, seen, samples = policy_objective(minibatch, params, learner)
-    value_term = value_loss(value, minibatch, learner.config)
-    return policy + value_term, {**seen, "value_loss": value_term.detach()}, samples
+    policy_loss, policy_terms, samples = _policy_terms(minibatch, params, learner)
+    value_loss, value_terms = _value_terms(minibatch, value, learner)
+    return policy_loss + value_loss, {**policy_terms, **value_terms}, samples
 
 
-def _policy_loss(minibatch: Minibatch, learner: Learner) -> Losses:
-    return policy_objective(minibatch, learner.agent.policy(minibatch.observation), learner)
+def _policy_losses(minibatch: Minibatch, learner: Learner) -> Losses:
+    return _policy_terms(minibatch, learner.agent.policy(minibatch.observation), learner)
 
 
-def _value_loss(minibatch: Minibatch, learner: Learner) -> Losses:
-    loss = value_loss(learner.agent.value(minibatch.observation), minibatch, learner.config)
-    return loss, {"value_loss": loss.detach()}, None
+def _value_losses(minibatch: Minibatch, learner: Learner) -> Losses:
+    return *_value_terms(minibatch, learner.agent.value(minibatch.observation), learner), None
 
 
-def policy_objective(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:
-    """Minus the policy objective of the configuration, entropy bonus included, and what was seen.
-
-    Args:
-        minibatch: B samples.
-        params: (B, P) raw distribution parameters of pi_theta, with gradient.
-        learner: supplies the proximal policy and the configuration.
-    """
-    config = learner.config.policy
+def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:
+    """Minus the policy objective and the entropy bonus, for raw distribution parameters (B, P) of pi_theta."""
+    config, distribution = learner.config.policy, learner.action_spec.distribution
     proximal_params = learner.proximal.params(minibatch)  # compute pi_prox for minibatch
-    policy, proximal = (learner.action_spec.distribution(x) for x in (params, proximal_params))
-    logp = policy.log_prob(minibatch.action)
+    policy, proximal = distribution(params), distribution(proximal_params)
     with torch.no_grad():
-        logp_proximal = _proximal_logp(minibatch, proximal, config.proximal)
-    logp_importance = minibatch.behavior_logp if config.importance == "behavior" else logp_proximal
-    logps = (logp, logp_proximal, logp_importance)
-    loss = surrogate_loss(config, config, policy, proximal, *logps, minibatch.advantage)
-    entropy = policy.entropy().mean()
-    samples = PolicySamples(
-        params=params.detach(),
-        proximal_params=proximal_params,
-        behavior_params=minibatch.behavior_params,
-        logp=logp.detach(),
-        logp_proximal=logp_proximal,
-        logp_behavior=minibatch.behavior_logp,
-        logp_importance=logp_importance,
+        logp_proximal = learner.proximal.log_prob(minibatch, proximal)
+    logp = LogProbs(
+        theta=policy.log_prob(minibatch.action),
+        proximal=logp_proximal,
+        behavior=minibatch.behavior_logp,
+        importance=minibatch.behavior_logp if config.importance == "behavior" else logp_proximal,
     )
-    seen = {"policy_loss": loss.detach(), "entropy": entropy.detach()}
-    return loss - config.entropy_coefficient * entropy, seen, samples
+    loss = policy_loss(policy, proximal, logp, minibatch.advantage, config)
+    entropy = policy.entropy().mean(-1)
+    terms = {"entropy": entropy.detach()}
+    if entropy.dim() == 0:  # the loss of stacked runs is that of all together
+        terms = {"policy_loss": loss.detach(), **terms}
+    samples = None
+    if learner.policy_statistics:
+        samples = PolicySamples(params, proximal_params, minibatch.behavior_params, logp)
+    return loss - _mean_over_runs(config.entropy_coefficient * entropy), terms, samples
 
 
-class Coefficients(Protocol):
-    """The numbers of the objectives: floats, or tensors that broadcast against the samples."""
-
-    @property
-    def clip(self) -> float | Tensor:
-        """Epsilon."""
-
-    @property
-    def kl_coefficient(self) -> float | Tensor:
-        """Beta."""
-
-    @property
-    def max_importance_ratio(self) -> float | Tensor:
-        """Cap on pi_theta / pi_behav."""
+def _value_terms(minibatch: Minibatch, value: Tensor, learner: Learner) -> tuple[Tensor, Mapping[str, Tensor]]:
+    loss = value_loss(value, minibatch.value_target, learner.config.optimizer.value_coefficient)
+    return _mean_over_runs(loss), {"value_loss": loss.detach()}
 
 
-def surrogate_loss(
-    config: PolicyConfig,
-    numbers: Coefficients,
-    policy: Distribution,
-    proximal: Distribution,
-    logp: Tensor,
-    logp_proximal: Tensor,
-    logp_importance: Tensor,
-    advantage: Tensor,
+def _mean_over_runs(values: Tensor) -> Tensor:
+    return values.mean() if values.dim() else values
+
+
+def policy_loss(
+    policy: Distribution, proximal: Distribution, logp: LogProbs, advantage: Tensor, config: PolicyConfig
 ) -> Tensor:
-    """Minus the decoupled objective that the configuration names, for one run or for a stack of them.
+    """Minus the decoupled objective that the configuration names (section 2), without the entropy bonus.
 
     Args:
-        config: which objective, and which KL estimator.
-        numbers: its coefficients; for one run the configuration itself.
-        policy: pi_theta(.|s), with gradient.
+        policy: pi_theta(.|s), with gradient, for (B,) samples; (R, B) for R stacked runs, and so the rest.
         proximal: pi_prox(.|s).
-        logp: log pi_theta(a|s), with gradient; any shape, and so are the rest.
-        logp_proximal: log pi_prox(a|s).
-        logp_importance: log-probability in the denominator of the importance weight.
-        advantage: advantage estimates.
+        logp: (B,) log-probabilities of the sampled actions.
+        advantage: (B,) advantage estimates.
+        config: the objective and its coefficients; in stacked runs these may be (R, 1) tensors.
 
     Returns:
-        Scalar mean over the samples.
+        Scalar mean over all samples.
     """
-    cap = numbers.max_importance_ratio
+    cap = config.max_importance_ratio
     if config.objective == "clip":
         return decoupled_clip_loss(
-            logp, logp_proximal, logp_importance, advantage, clip=numbers.clip, max_importance_ratio=cap
+            logp.theta, logp.proximal, logp.importance, advantage, clip=config.clip, max_importance_ratio=cap
         )
     exact = config.kl_estimator == "exact"
-    kl = proximal.kl(policy) if exact else half_squared_log_ratio(logp, logp_proximal)
+    kl = proximal.kl(policy) if exact else half_squared_log_ratio(logp.theta, logp.proximal)
     return decoupled_kl_loss(
-        logp, logp_importance, advantage, kl, kl_coefficient=numbers.kl_coefficient, max_importance_ratio=cap
+        logp.theta, logp.importance, advantage, kl, kl_coefficient=config.kl_coefficient, max_importance_ratio=cap
     )
 
 
-def _proximal_logp(minibatch: Minibatch, proximal: Distribution, kind: str) -> Tensor:
-    # the recorded value, so that the coupled ratio is the textbook one to the last bit
-    return minibatch.behavior_logp if kind == "behavior" else proximal.log_prob(minibatch.action)
-
-
-def value_loss(value: Tensor, minibatch: Minibatch, config: TrainConfig) -> Tensor:
-    """``value_coefficient * mean((v - target)^2)``; neither the value nor its gradient is clipped.
+def value_loss(value: Tensor, target: Tensor, coefficient: float) -> Tensor:
+    """``coefficient * mean((v - target)^2)`` over the last axis; neither the value nor its gradient is clipped.
 
     Args:
-        value: (B,) predicted values, with gradient.
-        minibatch: B samples with their targets.
-        config: supplies the coefficient.
+        value: (B,) predicted values, with gradient; (R, B) for R stacked runs.
+        target: the same shape.
+        coefficient: value coefficient.
+
+    Returns:
+        Scalar, or (R,).
     """
-    return config.optimizer.value_coefficient * (value - minibatch.value_target).square().mean()
+    return coefficient * (value - target).square().mean(-1)
+
+
+def finite_weights(agent: Agent, *, run_axis: bool = False) -> Tensor:
+    """Whether all weights are finite, a bool scalar; (R,) if the parameters have a leading run axis."""
+    norms = torch.stack([x.detach().flatten(int(run_axis)).norm(dim=-1) for x in agent.parameters()])
+    return torch.isfinite(norms).all(0)
+
+
+def _check_finite(statistics: Mapping[str, Any], agent: Agent, run_axis: bool) -> None:
+    """Check once an iteration, so that no checkpoint is written of weights that cannot be trained on."""
+    losses = {name: statistics[name] for name in ("policy_loss", "value_loss", "entropy") if name in statistics}
+    finite = torch.isfinite(torch.tensor(list(losses.values()))).all(0)
+    # the last step can break weights although every loss, computed before its step, was finite
+    if bool((finite & finite_weights(agent, run_axis=run_axis).cpu()).any()):
+        return
+    broken = [f"{name} was {x}" for name, x in losses.items() if not (run_axis or math.isfinite(x))]
+    raise DivergenceError(
+        f"training is not finite any more ({', '.join(broken) or 'weights overflowed'}): lower optimizer.step_size; "
+        "the newest checkpoint is from before"
+    )

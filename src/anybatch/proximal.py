@@ -1,7 +1,6 @@
-"""The proximal policy: what the policy is kept close to, or rather what limits how fast it moves (section 2).
+"""Proximal policies: the policy that an update stays close to, which limits how fast the policy moves (section 2).
 
-All three answer the same question, "which raw distribution parameters did the proximal policy give these samples?",
-and are told of every gradient step.
+All three kinds evaluate a minibatch and are notified of every gradient step.
 """
 
 from __future__ import annotations
@@ -14,57 +13,80 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.minibatches import Minibatch
+from anybatch.models.distributions import Distribution
 
-Number = TypeVar("Number", float, Tensor)
+Number = TypeVar("Number", float, Tensor, float | Tensor)
 
 
 class ProximalPolicy(Protocol):
-    """What the policy phase needs of a proximal policy."""
+    """Interface of a proximal policy."""
 
     def before_iteration(self) -> None:
-        """Called before the first gradient step of an iteration."""
+        """Prepare for the first gradient step of an iteration."""
 
     def params(self, minibatch: Minibatch) -> Tensor:
-        """(B, P) raw distribution parameters of the proximal policy for a minibatch, without gradient."""
+        """Compute its raw distribution parameters (B, P) for a minibatch, without gradient."""
+
+    def log_prob(self, minibatch: Minibatch, proximal: Distribution) -> Tensor:
+        """Compute log pi_prox(a|s), (B,), where ``proximal`` has the parameters that :meth:`params` returned."""
 
     def after_gradient_step(self) -> None:
-        """Called after every gradient step of the policy."""
+        """Follow a gradient step of the policy."""
 
     def reset(self) -> None:
-        """Forget the past: called at the start of each policy phase of PPG."""
+        """Forget the past, at the start of each policy phase of PPG."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
 
 
 class BehaviorProximal:
-    """pi_prox = pi_behav, the coupled objectives of PPO: the parameters were recorded when the actions were sampled."""
+    """pi_prox = pi_behav, the coupled objectives of PPO: its outputs were recorded when the actions were sampled."""
 
     def before_iteration(self) -> None:
-        """Nothing to do."""
+        pass
 
     def params(self, minibatch: Minibatch) -> Tensor:
-        """(B, P) the recorded parameters."""
+        """Return the recorded parameters (B, P)."""
         return minibatch.behavior_params
 
+    def log_prob(self, minibatch: Minibatch, proximal: Distribution) -> Tensor:
+        """Return the recorded value, so that the coupled ratio is the textbook one to the last bit."""
+        return minibatch.behavior_logp
+
     def after_gradient_step(self) -> None:
-        """Nothing to do."""
+        pass
 
     def reset(self) -> None:
-        """Nothing to do."""
+        pass
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        pass
 
 
-class RecentProximal:
+class _FrozenCopy:
+    """Base of proximal policies that are a network with weights of their own."""
+
+    module: nn.Module
+
+    def params(self, minibatch: Minibatch) -> Tensor:
+        """Compute the copy's raw distribution parameters (B, P)."""
+        with torch.no_grad():
+            params: Tensor = self.module(minibatch.observation)
+        return params
+
+    def log_prob(self, minibatch: Minibatch, proximal: Distribution) -> Tensor:
+        """Compute log pi_prox(a|s), (B,)."""
+        return proximal.log_prob(minibatch.action)
+
+
+class RecentProximal(_FrozenCopy):
     """pi_prox = pi_recent, "the policy immediately preceding the current iteration" (section 5.1)."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -73,22 +95,18 @@ class RecentProximal:
         self.module = copy.deepcopy(module).requires_grad_(False)
 
     def before_iteration(self) -> None:
-        """Copy the policy as it is now."""
+        """Copy the current policy."""
         self.module.load_state_dict(self._source.state_dict())
 
-    def params(self, minibatch: Minibatch) -> Tensor:
-        """(B, P) parameters of the policy before this iteration."""
-        return _frozen_params(self.module, minibatch)
-
     def after_gradient_step(self) -> None:
-        """Nothing to do: the copy stays until the next iteration."""
+        """Keep the copy: it stays until the next iteration."""
 
     def reset(self) -> None:
-        """Copy the policy as it is now."""
+        """Copy the current policy."""
         self.before_iteration()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep: every iteration starts with a fresh copy."""
+        """Empty: every iteration starts with a fresh copy."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,7 +114,7 @@ class RecentProximal:
         self.before_iteration()
 
 
-class EwmaProximal:
+class EwmaProximal(_FrozenCopy):
     """pi_prox = the exponentially-weighted moving average of the policy's weights (section 4 and appendix A).
 
     ``theta_prox = (theta_t + beta theta_{t-1} + ... + beta^t theta_0) / (1 + beta + ... + beta^t)`` over the values of
@@ -104,16 +122,22 @@ class EwmaProximal:
     touched by the boundaries between iterations, and re-initialised after an auxiliary phase.
     """
 
-    def __init__(self, module: nn.Module, center_of_mass: float = 8.0) -> None:
-        """Start the average at theta_0 = ``module``'s present weights.
+    def __init__(self, module: nn.Module, center_of_mass: float | Tensor = 8.0) -> None:
+        """Start the average at theta_0 = the present weights of ``module``.
 
         Args:
             module: the policy network, observation -> (B, P); value networks need no average (footnote of 5.3).
-            center_of_mass: average age of a term in gradient steps, beta/(1-beta), at least 0.
+            center_of_mass: average age of a term in gradient steps, beta/(1-beta), at least 0; float64 (R,) for R
+                stacked runs, whose parameters have a leading run axis.
+
+        Raises:
+            ValueError: a centre of mass is negative or not finite.
         """
-        if not center_of_mass >= 0 or math.isinf(center_of_mass):
+        centers = torch.as_tensor(center_of_mass)
+        if not bool(((centers >= 0) & torch.isfinite(centers)).all()):
             raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
         self.beta = decay_of(center_of_mass)
+        """Decay rate of the average."""
         self.module = copy.deepcopy(module).requires_grad_(False)
         """The network that holds the average; fp32, without gradient."""
         self._average: list[Tensor] = list(self.module.parameters())
@@ -122,18 +146,19 @@ class EwmaProximal:
         self._terms = 1  # theta_0
 
     def before_iteration(self) -> None:
-        """Nothing to do: the average runs on from iteration to iteration."""
-
-    def params(self, minibatch: Minibatch) -> Tensor:
-        """(B, P) parameters of the averaged policy."""
-        return _frozen_params(self.module, minibatch)
+        """Keep the average: it continues from iteration to iteration."""
 
     @torch.no_grad()
     def after_gradient_step(self) -> None:
         """theta_prox <- EWMA_beta(theta); buffers are copied, which an average of counters or flags would spoil."""
         self._terms += 1
         # appendix A: theta_prox <- theta/w + (1 - 1/w) theta_prox, with w = 1 + beta + ... + beta^(terms-1)
-        torch._foreach_lerp_(self._average, self._current, 1 / sum_of_powers(self.beta, self._terms))
+        weight = 1 / sum_of_powers(self.beta, self._terms)
+        if isinstance(weight, Tensor):
+            for average, current in zip(self._average, self._current, strict=True):
+                average.lerp_(current, weight.to(current).view(-1, *[1] * (current.dim() - 1)))
+        else:
+            torch._foreach_lerp_(self._average, self._current, weight)
         for average, current in self._buffers:
             average.copy_(current)
 
@@ -143,28 +168,24 @@ class EwmaProximal:
         self.after_gradient_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the averaged weights and the number of terms."""
+        """The averaged weights and the number of terms."""
         return {"module": self.module.state_dict(), "terms": self._terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         self.module.load_state_dict(state["module"])
         self._terms = state["terms"]
 
 
-def _frozen_params(module: nn.Module, minibatch: Minibatch) -> Tensor:
-    with torch.no_grad():
-        params: Tensor = module(minibatch.observation)
-    return params
-
-
 def decay_of(center_of_mass: Number) -> Number:
-    """Beta of an EWMA whose centre of mass is beta/(1-beta); a number, or one for each run."""
+    """Beta of an EWMA whose centre of mass is beta/(1-beta)."""
     return center_of_mass / (1 + center_of_mass)
 
 
-def sum_of_powers(beta: float, terms: int) -> float:
+def sum_of_powers(beta: Number, terms: int) -> Number:
     """``1 + beta + ... + beta^(terms-1)``, the weight w of appendix A, for 0 <= beta < 1 and terms >= 1."""
+    if isinstance(beta, Tensor):
+        return torch.where(beta < 1, torch.expm1(terms * beta.log()) / (beta - 1), float(terms))
     if beta == 0:
         return 1.0
     if beta == 1:  # a centre of mass beyond 2^53, where beta/(1-beta) has rounded

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from anybatch.distributed.collectives import (
     wait_for_all,
     world_size,
 )
+from anybatch.distributed.state import Stateful
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
@@ -38,7 +39,7 @@ from anybatch.runs.files import SEGMENTS
 from anybatch.runs.resharding import restore
 from anybatch.runs.run import Run, create_run, open_run
 from anybatch.runs.timer import PhaseTimer
-from anybatch.sampling.rollout import Rollout
+from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import RolloutSource, staleness
 from anybatch.scaling.changes import Change
 from anybatch.system.memory import keep_freed_memory
@@ -48,7 +49,34 @@ _COMPARE_EVERY = 10
 """Iterations between two checks that all workers hold the same weights."""
 
 
-def training_loop(run: Run, components: Components) -> None:
+class LoopRun(Protocol):
+    """Counters and log of a run as the loop uses them: a :class:`~anybatch.runs.run.Run`, or stacked runs."""
+
+    config: TrainConfig
+    iteration: int
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def progress(self) -> float: ...
+
+    @property
+    def iteration_is_open(self) -> bool: ...
+
+    @property
+    def checkpoint_due(self) -> bool: ...
+
+    def record(self, statistics: Mapping[str, Any], sampled: Sampled) -> None: ...
+
+    def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None: ...
+
+    def show_status(self, text: str) -> None: ...
+
+    def save(self, parts: Mapping[str, Stateful]) -> None: ...
+
+
+def training_loop(run: LoopRun, components: Components) -> None:
     """Train until the environment steps of the configuration are done, or a stop is requested.
 
     Raises:
@@ -78,7 +106,7 @@ def training_loop(run: Run, components: Components) -> None:
         _finish_iteration(run, components, timer)
 
 
-def _finish_iteration(run: Run, components: Components, timer: PhaseTimer) -> None:
+def _finish_iteration(run: LoopRun, components: Components, timer: PhaseTimer) -> None:
     """The auxiliary phase, if this iteration completes a policy phase of PPG; then log and save."""
     if components.auxiliary and components.auxiliary.due:
         _auxiliary_phase(run, components, components.auxiliary)
@@ -101,20 +129,21 @@ def _sample(source: RolloutSource, iteration: int) -> Rollout:
 
 def estimate_advantages(
     rollout: Rollout, reward: Tensor, config: TrainConfig, normalizer: AdvantageNormalizer | None
-) -> tuple[Batch, dict[str, float]]:
+) -> tuple[Batch, dict[str, Any]]:
     """GAE and its normalisation ("Compute advantage estimates", appendix A).
 
     Args:
-        rollout: (N, T) data.
+        rollout: (N, T) data; (R, N, T) for R stacked runs.
         reward: (N, T) normalised rewards.
         config: supplies gamma and lambda.
         normalizer: mean and variance over iterations, updated with this one; None leaves advantages as they are.
 
     Returns:
-        The batch, and columns for the log; ``advantage_std`` is that of this iteration before normalisation.
+        The batch, and columns for the log: floats, or lists of R floats. ``advantage_std`` is that of this iteration
+        before normalisation.
 
     Raises:
-        DivergenceError: an advantage is not finite.
+        DivergenceError: an advantage is not finite, in every run.
     """
     advantage, target = gae(
         reward,
@@ -125,32 +154,23 @@ def estimate_advantages(
         discount=config.advantage.discount,
         gae_lambda=config.advantage.gae_lambda,
     )
+    residual = target.double() - rollout.value.double()
     (mean, var, count), (_, target_var, _), (_, residual_var, _) = moments_of(
-        advantage, target, target.double() - rollout.value.double()
+        advantage, target, residual, run_axis=advantage.dim() > 2
     )
-    if not torch.isfinite(var):
+    if not bool(torch.isfinite(var).any()):
         raise DivergenceError("advantages are not finite: a reward or value has overflowed; lower optimizer.step_size")
-    statistics = {
-        "advantage_mean": float(mean),
-        "advantage_std": float(var.sqrt()),
-        "explained_variance": float((1 - residual_var / target_var).float()) if target_var > 0 else math.nan,
-    }
+    explained = torch.where(target_var > 0, (1 - residual_var / target_var).float(), torch.nan)
+    statistics = {"advantage_mean": mean, "advantage_std": var.sqrt(), "explained_variance": explained}
     if normalizer is not None:
         normalizer.update(mean, var, count)
-        statistics["advantage_std_used"] = normalizer.moments()[1] ** 0.5
+        statistics["advantage_std_used"] = torch.as_tensor(normalizer.moments()[1], dtype=torch.float64).sqrt()
         advantage = normalizer(advantage)
-    batch = Batch(
-        observation=rollout.observation,
-        action=rollout.action,
-        behavior_logp=rollout.behavior_logp,
-        behavior_params=rollout.behavior_params,
-        advantage=advantage,
-        value_target=target,
-    )
-    return batch, statistics
+    batch = Batch.of(rollout, advantage=advantage, value_target=target)
+    return batch, {name: column.tolist() for name, column in statistics.items()}
 
 
-def _auxiliary_phase(run: Run, components: Components, auxiliary: AuxiliaryPhase) -> None:
+def _auxiliary_phase(run: LoopRun, components: Components, auxiliary: AuxiliaryPhase) -> None:
     """Run the auxiliary phase; it can last hours, so it saves checkpoints and can be stopped inside."""
     run.show_status("auxiliary phase: outputs of the old policy")
     for _ in auxiliary.gradient_steps(run.progress):

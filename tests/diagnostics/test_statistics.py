@@ -16,6 +16,7 @@ from anybatch.diagnostics.statistics import (
     policy_statistics,
 )
 from anybatch.models.distributions import Categorical
+from anybatch.objectives import LogProbs
 
 
 def logs(*probabilities: float) -> torch.Tensor:
@@ -45,8 +46,8 @@ def test_policy_statistics_by_hand() -> None:
     theta, prox, behav = (Categorical(logs(*p).expand(2, 2)) for p in ((0.5, 0.5), (0.4, 0.6), (0.2, 0.8)))
     action = torch.tensor([0, 1])
     logp, logp_prox, logp_behav = (d.log_prob(action) for d in (theta, prox, behav))
-    config = PolicyConfig(clip=0.2, max_importance_ratio=2.0)
-    seen = policy_statistics(theta, prox, behav, logp, logp_prox, logp_behav, logp_behav, config)
+    logps = LogProbs(logp, logp_prox, logp_behav, importance=logp_behav)
+    seen = policy_statistics(theta, prox, behav, logps, clip=0.2, max_importance_ratio=2.0)
     # theta/prox: 1.25 and .8333: one outside. theta/behav: 2.5, above the cap 2, and .625.
     # sample size (2.5 + .625)^2 / (2 (6.25 + .390625)) = .735294; largest |log| ln 2.5
     expected = {
@@ -63,7 +64,8 @@ def test_policy_statistics_by_hand() -> None:
 
 def samples(theta: Categorical, prox: Categorical, behav: Categorical, action: torch.Tensor) -> PolicySamples:
     logp, logp_prox, logp_behav = (d.log_prob(action) for d in (theta, prox, behav))
-    return PolicySamples(theta.params, prox.params, behav.params, logp, logp_prox, logp_behav, logp_behav)
+    logps = LogProbs(logp, logp_prox, logp_behav, importance=logp_behav)
+    return PolicySamples(theta.params, prox.params, behav.params, logps)
 
 
 def test_averages_over_pieces_and_steps() -> None:
@@ -94,8 +96,7 @@ def test_what_the_policies_said_is_averaged_over_gradient_steps() -> None:
         theta, prox, behav = (Categorical(torch.randn(4, 3)) for _ in range(3))
         action = torch.randint(0, 3, (4,))
         whole = samples(theta, prox, behav, action)
-        logps = (whole.logp, whole.logp_proximal, whole.logp_behavior, whole.logp_importance)
-        alone.append(policy_statistics(theta, prox, behav, *logps, config))
+        alone.append(policy_statistics(theta, prox, behav, whole.logp, clip=0.05, max_importance_ratio=1.1))
         for cut in cuts:
             parts = (Categorical(d.params[cut]) for d in (theta, prox, behav))
             averages.add({"x": torch.tensor(0.0)}, 0.5, samples(*parts, action[cut]))
@@ -105,6 +106,29 @@ def test_what_the_policies_said_is_averaged_over_gradient_steps() -> None:
         assert result[name] == pytest.approx(float(alone[0][name] + alone[1][name]) / 2, rel=1e-5), name
     assert result["max_log_ratio"] == pytest.approx(float(alone[0]["max_log_ratio"]))  # of the first step alone
     assert alone[0]["max_log_ratio"] != alone[1]["max_log_ratio"]
+
+
+def test_stacked_runs_have_their_own_statistics() -> None:
+    """Two runs with their own clipping parameters and caps give what each gives alone."""
+    clips, caps = (0.05, 0.3), (1.1, 2.0)
+    configs = [PolicyConfig(clip=clip, max_importance_ratio=cap) for clip, cap in zip(clips, caps, strict=True)]
+    alone = [Averages(Categorical, config) for config in configs]
+    numbers = {"clip": torch.tensor(clips)[:, None], "max_importance_ratio": torch.tensor(caps)[:, None]}
+    together = Averages(Categorical, PolicyConfig(**numbers))  # type: ignore[arg-type]
+    for _ in range(3):
+        params, action, losses = torch.randn(3, 2, 5, 4), torch.randint(0, 4, (2, 5)), torch.rand(2)
+        theta, prox, behav = (Categorical(x) for x in params)
+        together.add({"x": losses}, 1.0, samples(theta, prox, behav, action))
+        together.end_gradient_step()
+        for run, averages in enumerate(alone):
+            theta, prox, behav = (Categorical(x[run]) for x in params)
+            averages.add({"x": losses[run]}, 1.0, samples(theta, prox, behav, action[run]))
+            averages.end_gradient_step()
+    result = together.result()
+    for run, averages in enumerate(alone):
+        for name, value in averages.result().items():
+            found = result[name] if name == "gradient_steps" else result[name][run]
+            assert found == pytest.approx(value, rel=1e-5), name
 
 
 def test_effective_sample_size_of_several_steps() -> None:

@@ -1,20 +1,21 @@
-"""Statistics of training: pure functions of what an iteration saw."""
+"""Statistics of the policy update: pure functions of log-probabilities and distributions, and their averages."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anybatch.config.schema import PolicyConfig
 from anybatch.models.distributions import Distribution
+from anybatch.objectives import LogProbs
 
 
-def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float) -> Tensor:
-    """Share of the ratios pi_theta/pi_prox that lie outside [1 - clip, 1 + clip].
+def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float | Tensor) -> Tensor:
+    """Fraction of the ratios pi_theta/pi_prox that are outside [1 - clip, 1 + clip].
 
     Args:
         logp: (B,) log pi_theta(a|s).
@@ -25,7 +26,7 @@ def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float) -> Tensor:
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
-    """Kish's effective sample size of importance weights as a share of the samples, ``(sum w)^2 / (B sum w^2)``.
+    """Kish's effective sample size of importance weights as a fraction of the samples, ``(sum w)^2 / (B sum w^2)``.
 
     Args:
         log_weight: (..., B) log importance weights.
@@ -42,48 +43,54 @@ def policy_statistics(
     policy: Distribution,
     proximal: Distribution,
     behavior: Distribution,
-    logp: Tensor,
-    logp_proximal: Tensor,
-    logp_behavior: Tensor,
-    logp_importance: Tensor,
-    config: PolicyConfig,
+    logp: LogProbs,
+    *,
+    clip: float | Tensor,
+    max_importance_ratio: float | Tensor,
 ) -> dict[str, Tensor]:
-    """What an iteration logs of the policy, as scalars; over B samples, or over S gradient steps of B samples each.
+    """Compute the columns of the log that describe the policy update, as scalars.
 
     ``clip_fraction`` of theta/prox, exact ``kl_proximal`` = KL[prox, theta] and ``kl_behavior`` = KL[behav, theta],
-    ``importance_capped`` = share of importance weights at the cap, ``effective_sample_size`` of the importance
+    ``importance_capped`` = fraction of importance weights at the cap, ``effective_sample_size`` of the importance
     weights, ``max_log_ratio`` = largest ``|log theta - log behav|`` of a sampled action.
+
+    Args:
+        policy: pi_theta for (B,) samples, or for (S, B) samples of S gradient steps; the rest alike.
+        proximal: pi_prox.
+        behavior: pi_behav.
+        logp: log-probabilities of the sampled actions.
+        clip: the clipping parameter epsilon.
+        max_importance_ratio: cap on the importance weights.
     """
-    log_weight = logp - logp_importance
-    capped = log_weight.exp() > config.max_importance_ratio
+    log_weight = logp.theta - logp.importance
+    capped = log_weight.exp() > max_importance_ratio
     return {
-        "clip_fraction": clip_fraction(logp, logp_proximal, config.clip),
+        "clip_fraction": clip_fraction(logp.theta, logp.proximal, clip),
         "kl_proximal": proximal.kl(policy).mean(),
         "kl_behavior": behavior.kl(policy).mean(),
         "importance_capped": capped.float().mean(),
         "effective_sample_size": effective_sample_size(log_weight).mean(),
-        "max_log_ratio": (logp - logp_behavior).abs().max(),
+        "max_log_ratio": (logp.theta - logp.behavior).abs().max(),
     }
 
 
 @dataclass(frozen=True)
 class PolicySamples:
-    """What the policies said of some samples in a gradient step: all that :func:`policy_statistics` needs."""
+    """Outputs of the policies for the samples of a gradient step, without gradient: (B,), or (R, B) for R runs."""
 
     params: Tensor
-    """(B, P) raw distribution parameters of pi_theta, without gradient like the rest."""
+    """(B, P) raw distribution parameters of pi_theta."""
     proximal_params: Tensor
     """(B, P) those of pi_prox."""
     behavior_params: Tensor
     """(B, P) those of pi_behav."""
-    logp: Tensor
-    """(B,) log pi_theta(a|s)."""
-    logp_proximal: Tensor
-    """(B,) log pi_prox(a|s)."""
-    logp_behavior: Tensor
-    """(B,) log pi_behav(a|s)."""
-    logp_importance: Tensor
-    """(B,) what the importance weight divides by, one of the two above."""
+    logp: LogProbs
+    """(B,) log-probabilities of the sampled actions."""
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, the log-probabilities last."""
+        logps = [getattr(self.logp, field.name).detach() for field in fields(LogProbs)]
+        return [self.params.detach(), self.proximal_params, self.behavior_params, *logps]
 
 
 class Averages:
@@ -91,68 +98,72 @@ class Averages:
 
     Those of the policies are computed once, at the end, from what was kept of each step: step by step they would take
     longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
-    what sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs of its own
-    on a shared encoder.
+    the policy that sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs
+    of its own on a shared encoder.
     """
 
     def __init__(self, distribution: Callable[[Tensor], Distribution], config: PolicyConfig) -> None:
-        """Nothing seen yet; ``distribution`` makes one of raw parameters (..., P)."""
+        """Start without statistics.
+
+        Args:
+            distribution: makes one of raw parameters (..., P).
+            config: supplies the clipping parameter and the cap on importance weights.
+        """
         self._distribution = distribution
         self._config = config
         # by the names that come together: adding one vector is cheaper than adding its entries one by one
         self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = defaultdict(float)
-        self._samples: list[PolicySamples] = []
+        self._weights: dict[tuple[str, ...], float] = {}
+        self._samples: list[list[Tensor]] = []
         self._gradient_steps = 0
 
-    def add(self, seen: Mapping[str, Tensor], share: float, samples: PolicySamples | None = None) -> None:
-        """Add what a piece of a minibatch showed.
+    def add(self, losses: Mapping[str, Tensor], weight: float, samples: PolicySamples | None = None) -> None:
+        """Add part of a minibatch.
 
         Args:
-            seen: scalars by name.
-            share: the piece's part of the minibatch.
-            samples: of the policies; None in a step of the value function alone. All minibatches are equally large.
+            losses: scalars by name, (R,) for R runs; a name always comes with the same others.
+            weight: the part's fraction of the minibatch.
+            samples: of the policies; None in a step of the value function alone, or to leave their statistics out. All
+                minibatches are equally large.
         """
-        names = tuple(seen)
-        values = torch.stack(list(seen.values())) * share
+        names = tuple(losses)
+        values = torch.stack(list(losses.values())) * weight
         self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
-        self._weights[names] += share
+        self._weights[names] = self._weights.get(names, 0.0) + weight
         if samples is not None:
-            self._samples.append(samples)
+            self._samples.append(samples.tensors())
 
     def end_gradient_step(self) -> None:
-        """The pieces of a gradient step of the policy are complete."""
+        """Count a gradient step of the policy, whose parts are complete."""
         self._gradient_steps += 1
 
-    def result(self) -> dict[str, float]:
-        """The averages by name, and the number of ``gradient_steps``."""
-        totals: dict[str, float] = defaultdict(float)
-        weights: dict[str, float] = defaultdict(float)
+    def result(self) -> dict[str, Any]:
+        """The averages by name, and the number of ``gradient_steps``; floats, or lists of R floats for R runs."""
+        averages = self._of_policies()
         for names, values in self._sums.items():
-            for name, value in zip(names, values.tolist(), strict=True):
-                totals[name] += value
-                weights[name] += self._weights[names]
-        averages = {name: total / weights[name] for name, total in totals.items()}
-        return {**self._of_policies(), **averages, "gradient_steps": self._gradient_steps}
+            averages |= zip(names, (values.double() / self._weights[names]).tolist(), strict=True)
+        return {**averages, "gradient_steps": self._gradient_steps}
 
     @torch.no_grad()
-    def _of_policies(self) -> dict[str, float]:
-        def joined(name: str) -> Tensor:
-            whole = torch.cat([getattr(one, name) for one in self._samples])
-            return whole.view(self._gradient_steps, -1, *whole.shape[1:])  # (S, B, ...)
-
+    def _of_policies(self) -> dict[str, Any]:
         if not self._samples:
             return {}
-        kept = {field.name: joined(field.name) for field in fields(PolicySamples)}
-        seen = policy_statistics(
-            self._distribution(kept["params"]),
-            self._distribution(kept["proximal_params"]),
-            self._distribution(kept["behavior_params"]),
-            kept["logp"],
-            kept["logp_proximal"],
-            kept["logp_behavior"],
-            kept["logp_importance"],
-            self._config,
-        )
-        seen["max_log_ratio"] = (kept["logp"][0] - kept["logp_behavior"][0]).abs().max()
+        logp = self._samples[0][-1]
+        axis = logp.dim() - 1  # of the samples, behind that of the runs
+        steps = (self._gradient_steps, -1)
+        whole = [torch.cat(parts, axis).unflatten(axis, steps) for parts in zip(*self._samples, strict=True)]
+        numbers = [self._config.clip, self._config.max_importance_ratio]
+        if axis == 0:
+            seen = self._statistics(*whole, *numbers)
+        else:
+            per_run = [torch.as_tensor(number).expand(len(logp), 1).squeeze(1) for number in numbers]
+            seen = torch.func.vmap(self._statistics)(*whole, *per_run)
         return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))
+
+    def _statistics(self, *arguments: Any) -> dict[str, Tensor]:
+        """Statistics of one run, from tensors (S, B, ...) of S gradient steps."""
+        params, proximal_params, behavior_params, *logps, clip, cap = arguments
+        policy, proximal, behavior = map(self._distribution, (params, proximal_params, behavior_params))
+        logp = LogProbs(*logps)
+        statistics = policy_statistics(policy, proximal, behavior, logp, clip=clip, max_importance_ratio=cap)
+        return {**statistics, "max_log_ratio": (logp.theta[0] - logp.behavior[0]).abs().max()}

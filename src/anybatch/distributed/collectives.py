@@ -127,20 +127,22 @@ def any_worker(flag: bool) -> bool:
     return any(row[0] for row in _rows([float(flag)])) if is_distributed() else flag
 
 
-def moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def moments(values: Tensor, *, run_axis: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, population variance and count of the values of all workers, float64 scalars on the CPU.
 
     Args:
         values: this worker's values, any shape, at least one; workers may have different numbers of them.
+        run_axis: whether the first axis is that of R stacked runs, each of which has its own moments, (R,); only
+            without other workers.
     """
-    return moments_of(values)[0]
+    return moments_of(values, run_axis=run_axis)[0]
 
 
-def moments_of(*values: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+def moments_of(*values: Tensor, run_axis: bool = False) -> list[tuple[Tensor, Tensor, Tensor]]:
     """:func:`moments` of several tensors, in one exchange."""
     local = [
-        (x.mean().cpu(), x.var(correction=0).cpu(), torch.tensor(float(x.numel()), dtype=torch.float64))
-        for x in (value.detach().double() for value in values)
+        (x.mean(-1).cpu(), x.var(-1, correction=0).cpu(), torch.tensor(float(x.shape[-1]), dtype=torch.float64))
+        for x in (value.detach().double().flatten(int(run_axis)) for value in values)
     ]
     if not is_distributed():
         return local

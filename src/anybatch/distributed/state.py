@@ -69,12 +69,20 @@ class Replicated:
         return {}
 
 
+class Generator(Protocol):
+    """One or several random generators, with the state methods of torch.Generator."""
+
+    def get_state(self) -> Tensor: ...
+
+    def set_state(self, state: Tensor, /) -> Any: ...
+
+
 class RandomState:
     """Random generators of one worker; a worker that the checkpoint does not know keeps its fresh ones."""
 
     worker_keys: frozenset[str] = frozenset({"generator"})
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: Generator) -> None:
         self._generator = generator
 
     def state_dict(self) -> State:

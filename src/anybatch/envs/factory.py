@@ -24,16 +24,19 @@ from anybatch.system.signals import ignoring_sigint
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
 
 
-def make(config: EnvConfig, num_envs: int, seed: int, *, rendering: bool = False) -> VectorEnv:
+def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, rendering: bool = False) -> VectorEnv:
     """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
 
-    seed: environments made with different seeds have nothing in common; the same seed gives the same ones.
+    seed: environments made with different seeds have nothing in common; the same seed gives the same ones. R seeds give
+        R times the `num_envs / R` environments that each seed alone would.
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    env = _make(config, derive_seeds(seed, num_envs), rendering)
+    each = [seed] if isinstance(seed, int) else seed
+    env_seeds = [env_seed for one in each for env_seed in derive_seeds(one, num_envs // len(each))]
+    env = _make(config, env_seeds, rendering)
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
 
 

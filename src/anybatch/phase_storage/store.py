@@ -8,7 +8,7 @@ time, so that a trajectory or a chunk of one is a contiguous read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,15 +20,15 @@ from torch import Tensor
 from anybatch.distributed.collectives import is_main, local_world_size, rank, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.errors import ConfigError
-from anybatch.minibatches import equal_cuts
-from anybatch.observations import Observation, leaves, map_observation
+from anybatch.minibatches import FlatRecord
+from anybatch.observations import Observation, leaves
 from anybatch.phase_storage.arrays import DiskArray, RamArray, SegmentArray
 from anybatch.phase_storage.layout import IN_CHECKPOINT, SegmentLayout, choose_storage, free_disk, gigabytes
 from anybatch.system.memory import free_memory
 
 
 @dataclass(frozen=True)
-class AuxiliaryMinibatch:
+class AuxiliaryMinibatch(FlatRecord):
     """B samples of a phase."""
 
     observation: Observation
@@ -38,26 +38,13 @@ class AuxiliaryMinibatch:
     old_params: Tensor
     """(B, P) raw distribution parameters of the policy at the start of the auxiliary phase."""
 
-    def __len__(self) -> int:
-        """Number of samples B."""
-        return len(self.value_target)
-
-    def micro_batches(self, max_samples: int) -> Iterator[AuxiliaryMinibatch]:
-        """Split into consecutive micro-batches of at most ``max_samples`` samples, as equal as possible."""
-        for cut in equal_cuts(len(self), max_samples):
-            yield self._map(lambda tensor, cut=cut: tensor[cut])
-
     def to(self, device: torch.device) -> AuxiliaryMinibatch:
         """Copy the samples to a device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> AuxiliaryMinibatch:
         """Copy the samples to page-locked memory, from which a GPU copies asynchronously."""
-        return self._map(torch.Tensor.pin_memory)
-
-    def _map(self, function: Callable[..., Tensor]) -> AuxiliaryMinibatch:
-        observation: Observation = map_observation(function, self.observation)
-        return AuxiliaryMinibatch(observation, function(self.value_target), function(self.old_params))
+        return self.map(torch.Tensor.pin_memory)
 
 
 class SegmentStore:

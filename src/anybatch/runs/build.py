@@ -147,7 +147,7 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
         config=config,
         agent=agent,
         action_spec=ActionSpec(env.action_space),
-        proximal=_proximal(config, agent.policy),
+        proximal=build_proximal(config, agent.policy),
         optimizers=Optimizers(agent, config.optimizer),
         shuffle=torch.Generator().manual_seed(shuffle_seed),
         interrupts=Interrupts(echo=2.0 if is_distributed() else 0.0),
@@ -187,7 +187,8 @@ def _auxiliary(
     return AuxiliaryPhase(learner, store, torch.Generator().manual_seed(seed))
 
 
-def _proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
+def build_proximal(config: TrainConfig, policy: torch.nn.Module) -> ProximalPolicy:
+    """The proximal policy that ``config`` names, of the policy network."""
     if config.policy.proximal == "ewma":
         return EwmaProximal(policy, config.policy.center_of_mass)
     if config.policy.proximal == "recent":

@@ -14,6 +14,7 @@ from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
+from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
@@ -24,17 +25,9 @@ __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"
 
 
 @dataclass(frozen=True)
-class Rollout:
+class Rollout(Samples):
     """T steps of N environments; every tensor is (N, T, ...)."""
 
-    observation: Observation
-    """(N, T, ...), or such a tensor for every key."""
-    action: Tensor
-    """(N, T, ...) as the policy produced them."""
-    behavior_logp: Tensor
-    """log pi_behav(a|s) of the weights that acted, fp32."""
-    behavior_params: Tensor
-    """(N, T, P) raw distribution parameters of the weights that acted, fp32."""
     reward: Tensor
     """(N, T) in the environment's own units."""
     value: Tensor
@@ -57,9 +50,7 @@ class Rollout:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Rollout:
         """The rollout that :meth:`state_dict` gave, on a device."""
-        moved = {name: x.to(device) for name, x in state.items() if isinstance(x, Tensor)}
-        observation = map_observation(lambda x: x.to(device), state["observation"])
-        return cls(**{**state, **moved, "observation": observation})
+        return cls(**state).map(lambda tensor: tensor.to(device))
 
 
 @dataclass

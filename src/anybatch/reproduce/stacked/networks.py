@@ -1,102 +1,174 @@
-"""The forward passes of R agents at once, as batched products over their stacked weights.
+"""The agents of R runs as one agent, whose layers are batched products over stacked weights.
 
-What is computed is read off a template agent, layer by layer; only its weights are replaced.
+Parameters that are trained together are the rows of one matrix (R, P), so that a step of the optimiser or of the EWMA
+is a single call. An observation, and whatever the networks compute of it, has a run axis in front: (R, B, ...).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from anybatch.models.agent import Agent
+from anybatch.models.agent import Agent, GaussianHead, Policy
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
 from anybatch.observations import Observation
 from anybatch.reproduce.stacked.shapes import not_stackable
-from anybatch.reproduce.stacked.weights import Views
-
-Vectors = tuple[Tensor, ...]
-"""Observations as the first layers take them: (R, B, F) float32, for each part of a dictionary observation."""
 
 
-class StackedNetworks:
-    """Policy, value function and auxiliary head of R agents that are built like ``template``.
+class Weights(nn.Module):
+    """Parameters of R networks that are built alike, a row of the matrix (R, P) for each."""
 
-    Raises:
-        ConfigError: it has layers other than those of the mlp encoder.
-    """
+    def __init__(self, parameters: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Copy the ``parameters`` of R networks. The weights of dense layers are kept transposed, for baddbmm."""
+        super().__init__()
+        stored = [[x.detach().T if x.dim() == 2 else x.detach()[None] for x in one] for one in parameters]
+        self.rows = nn.Parameter(torch.stack([torch.cat([x.reshape(-1) for x in one]) for one in stored]))
+        self._shapes = [x.shape for x in stored[0]]
+        self._sizes = [x.numel() for x in stored[0]]
+        self._indices = {id(x): index for index, x in enumerate(parameters[0])}
+        self.views: list[Tensor] = []
+        """Each parameter (R, ...): (R, in, out) for a weight, (R, 1, out) for a vector. Set by :meth:`bind`."""
 
-    def __init__(self, template: Agent, runs: int) -> None:
-        self.template = template
-        self._runs = runs
-        self._encoder = template.policy.encoder
-        _parts("policy.encoder", self._encoder)
-        if not isinstance(template.policy.head, nn.Linear):
-            raise not_stackable("the actions are continuous, but stacked runs need discrete ones")
+    def index(self, parameter: Tensor) -> int:
+        """Index in ``views`` of a parameter of the first network."""
+        return self._indices[id(parameter)]
 
-    def vectors(self, observation: Observation) -> Vectors:
-        """Observations (R*B, ...), run after run, as vectors (R, B, F) for each part."""
-        encoder = self._encoder
-        if isinstance(encoder, DictEncoder):
-            assert isinstance(observation, dict)
-            parts = [(part, observation[key]) for part, key in zip(encoder.encoders, encoder.keys, strict=True)]
-        else:
-            assert isinstance(observation, Tensor)
-            parts = [(encoder, observation)]
-        return tuple(self._unflatten(part.vectors(tensor)) for part, tensor in parts)  # type: ignore[operator]
+    def bind(self) -> None:
+        """Split the matrix for the next forward pass, differentiably where gradients are enabled."""
+        if torch.is_grad_enabled() or not self.views or self.views[0].requires_grad:
+            parts = self.rows.split(self._sizes, dim=1)
+            self.views = [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
-    def policy(self, views: Views, vectors: Vectors) -> Tensor:
-        """Raw distribution parameters (R, B, P)."""
-        return self._policy_head(views, self._features(views, "policy.encoder", self._encoder, vectors))
-
-    def value(self, views: Views, vectors: Vectors) -> Tensor:
-        """Values (R, B), with the gradients that :meth:`anybatch.models.agent.Agent.value` has."""
-        return self._value(views, vectors, None)
-
-    def policy_and_value(self, views: Views, vectors: Vectors) -> tuple[Tensor, Tensor]:
-        """Raw distribution parameters (R, B, P) and values (R, B); a shared encoder runs once."""
-        features = self._features(views, "policy.encoder", self._encoder, vectors)
-        value = self._value(views, vectors, features.detach() if self.template.detach else features)
-        return self._policy_head(views, features), value
-
-    def all_heads(self, views: Views, vectors: Vectors) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw parameters (R, B, P), values (R, B) and auxiliary values (R, B) for the auxiliary phase."""
-        features = self._features(views, "policy.encoder", self._encoder, vectors)
-        auxiliary = dense(views, "auxiliary_value", features).squeeze(-1)
-        return self._policy_head(views, features), self._value(views, vectors, features), auxiliary
-
-    def _value(self, views: Views, vectors: Vectors, features: Tensor | None) -> Tensor:
-        if self.template.value_encoder is not None:
-            features = self._features(views, "value_encoder", self.template.value_encoder, vectors)
-        elif features is None:
-            features = self._features(views, "policy.encoder", self._encoder, vectors)
-            features = features.detach() if self.template.detach else features
-        return dense(views, "value_head", features).squeeze(-1)
-
-    def _policy_head(self, views: Views, features: Tensor) -> Tensor:
-        return dense(views, "policy.head", features)
-
-    def _features(self, views: Views, name: str, encoder: nn.Module, vectors: Vectors) -> Tensor:
-        outputs = []
-        for (part, layers), x in zip(_parts(name, encoder), vectors, strict=True):
-            for i, layer in enumerate(layers):
-                x = dense(views, f"{part}.layers.{i}", x) if isinstance(layer, nn.Linear) else torch.tanh(x)
-            outputs.append(x)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
-
-    def _unflatten(self, vectors: Tensor) -> Tensor:
-        return vectors.view(self._runs, -1, vectors.shape[-1])
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "views": []}  # a copy has a matrix of its own
 
 
-def dense(views: Views, name: str, x: Tensor) -> Tensor:
-    """The dense layer ``name`` of R runs: (R, B, in) to (R, B, out)."""
-    return torch.baddbmm(views[f"{name}.bias"], x, views[f"{name}.weight"])
+class StackedLayer(nn.Module):
+    """Base of layers that use some of the stacked parameters, without owning them."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        self._weights = (weights,)  # in a tuple, so that it is not a submodule
+
+    @property
+    def views(self) -> list[Tensor]:
+        """All parameters."""
+        return self._weights[0].views
 
 
-def _parts(name: str, encoder: nn.Module) -> list[tuple[str, nn.Sequential]]:
-    """The dense stacks of an encoder, with the name of the module that holds each."""
+class StackedLinear(StackedLayer):
+    """A dense layer: (R, B, in) to (R, B, out)."""
+
+    def __init__(self, layer: nn.Linear, weights: Weights) -> None:
+        super().__init__(weights)
+        self._weight, self._bias = weights.index(layer.weight), weights.index(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        views = self.views
+        return torch.baddbmm(views[self._bias], x, views[self._weight])
+
+
+class StackedGaussianHead(StackedLayer):
+    """:class:`anybatch.models.agent.GaussianHead`: (R, B, F) to means and log standard deviations, (R, B, 2d)."""
+
+    def __init__(self, head: GaussianHead, weights: Weights) -> None:
+        super().__init__(weights)
+        self.mean = StackedLinear(head.mean, weights)
+        self._log_std = weights.index(head.log_std)
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean: Tensor = self.mean(features)
+        return torch.cat((mean, self.views[self._log_std].expand_as(mean)), dim=-1)
+
+
+class StackedMlp(nn.Module):
+    """:class:`anybatch.models.mlp.MlpEncoder`: observations (R, B, ...) to features (R, B, width)."""
+
+    low_precision = False
+
+    def __init__(self, encoder: MlpEncoder, weights: Weights) -> None:
+        super().__init__()
+        self.out_features = encoder.out_features
+        self.layers = nn.ModuleList(StackedLinear(x, weights) for x in encoder.layers if isinstance(x, nn.Linear))
+        self._vectors = encoder.vectors
+
+    def forward(self, observation: Tensor) -> Tensor:
+        features = self._vectors(observation.flatten(0, 1)).unflatten(0, observation.shape[:2])
+        for layer in self.layers:
+            features = torch.tanh(layer(features))
+        return features
+
+
+class StackedPolicy(Policy):
+    """The policies of R runs: observations (R, B, ...) to raw distribution parameters (R, B, P)."""
+
+    def __init__(self, policies: Sequence[Policy]) -> None:
+        """Stack ``policies`` of equal shape.
+
+        Raises:
+            ConfigError: their layers are not those of the mlp encoder.
+        """
+        nn.Module.__init__(self)  # that of Policy would draw weights
+        first = policies[0]
+        self.weights = Weights([list(policy.parameters()) for policy in policies])
+        self.encoder = _stacked_encoder(first.encoder, self.weights)
+        stack_head = StackedGaussianHead if isinstance(first.head, GaussianHead) else StackedLinear
+        self.head = stack_head(first.head, self.weights)  # type: ignore[arg-type]
+        self.action_spec = first.action_spec
+        self.precision = "fp32"
+
+    def features(self, observation: Observation) -> Tensor:
+        """The encoder's output (R, B, F)."""
+        self.weights.bind()
+        return super().features(observation)
+
+
+class StackedAgent(Agent):
+    """The agents of R runs, with the interface of one: (R, B, ...) where an agent has (B, ...)."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        """Stack ``agents`` of equal shape, copying their weights.
+
+        Raises:
+            ConfigError: their layers are not those of the mlp encoder.
+        """
+        nn.Module.__init__(self)  # that of Agent would draw weights
+        first = agents[0]
+        self.policy = StackedPolicy([agent.policy for agent in agents])
+        self.detach = first.detach
+        encoders = [[] if agent.value_encoder is None else [agent.value_encoder] for agent in agents]
+        value = [nn.ModuleList([*encoder, agent.value_head]) for encoder, agent in zip(encoders, agents, strict=True)]
+        self.value_weights = Weights([list(module.parameters()) for module in value])
+        self.value_encoder = first.value_encoder and _stacked_encoder(first.value_encoder, self.value_weights)
+        self.value_head = StackedLinear(first.value_head, self.value_weights)  # type: ignore[assignment]
+        self.auxiliary_value = None
+        if first.auxiliary_value is not None:
+            heads = [agent.auxiliary_value for agent in agents]
+            self.auxiliary_weights = Weights([list(head.parameters()) for head in heads if head is not None])
+            self.auxiliary_value = StackedLinear(first.auxiliary_value, self.auxiliary_weights)  # type: ignore[assignment]
+
+    def all_heads(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw parameters (R, B, P), values (R, B) and auxiliary values (R, B) for PPG's auxiliary phase."""
+        self.auxiliary_weights.bind()
+        return super().all_heads(observation)
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """The value function's own parameters; those of a shared encoder are among the policy's."""
+        return [self.value_weights.rows]
+
+    def _value(self, observation: Observation, features: Tensor | None) -> Tensor:
+        self.value_weights.bind()
+        return super()._value(observation, features)
+
+
+def _stacked_encoder(encoder: nn.Module, weights: Weights) -> nn.Module:
     if isinstance(encoder, DictEncoder):
-        return [found for i, part in enumerate(encoder.encoders) for found in _parts(f"{name}.encoders.{i}", part)]
-    if not isinstance(encoder, MlpEncoder):
+        parts = zip(encoder.keys, encoder.encoders, strict=True)
+        return DictEncoder({key: _stacked_encoder(part, weights) for key, part in parts})
+    if type(encoder) is not MlpEncoder:
         raise not_stackable(f"the encoder is a {type(encoder).__name__}, but stacked runs need model.encoder mlp")
-    return [(name, encoder.layers)]
+    return StackedMlp(encoder, weights)

@@ -1,67 +1,97 @@
-"""What R runs show while they train: some rows of each, in progress.csv's columns."""
+"""Counters and rows of R stacked runs, in the columns of progress.csv."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from anybatch.config.schema import TrainConfig
+from anybatch.distributed.state import Stateful
+from anybatch.errors import DivergenceError
+from anybatch.policy_phase import Learner, finite_weights
 from anybatch.reproduce.stacked.rollouts import Episodes
+from anybatch.sampling.rollout import Sampled
 
 Columns = dict[str, np.ndarray]
 """Column name to one number a row; NaN where there is none."""
 
-WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
-"""Episodes that each mean return covers."""
 
+class StackedRun:
+    """The run that the training loop sees: counters that R runs have in common, and some rows of each.
 
-class ProgressTable:
-    """Collects rows of R runs, evenly spaced, with the last iteration among them.
-
-    ``episode_return_sum`` and ``episodes`` count from the start, so that the mean return of all episodes between two
-    rows follows from their differences.
+    Rows are evenly spaced, with the last iteration among them. ``episode_return_sum`` and ``episodes`` count from the
+    start, so that the mean return of all episodes between two rows follows from their differences.
     """
 
-    def __init__(self, runs: int, iterations: int, rows: int | None) -> None:
-        """At most about ``rows`` rows of ``iterations`` iterations; None keeps all."""
-        self._runs = runs
-        self._every = 1 if rows is None else max(1, math.ceil(iterations / rows))
-        self._iterations = iterations
-        self._rows: list[dict[str, np.ndarray]] = []
-        self._kept = [0] * runs
+    iteration_is_open = False
+    checkpoint_due = False
 
-    def wanted(self, iteration: int) -> bool:
-        """Whether an iteration, counted from 1, gets a row."""
-        return iteration % self._every == 0 or iteration == self._iterations
-
-    def append(
-        self,
-        counters: Mapping[str, int],
-        episodes: Episodes,
-        statistics: Mapping[str, Tensor],
-        alive: Tensor,
-    ) -> None:
-        """Add a row.
+    def __init__(self, config: TrainConfig, learner: Learner, episodes: Episodes, rows: int | None) -> None:
+        """Start at iteration 0.
 
         Args:
-            counters: what the runs have in common.
-            episodes: the ended episodes so far.
-            statistics: (R,) further columns.
-            alive: (R,) bool, runs that get this row.
+            config: what the runs have in common.
+            learner: whose weights tell which runs have diverged.
+            episodes: of all runs.
+            rows: about how many rows to keep; None keeps all.
         """
-        row: dict[str, np.ndarray] = {name: np.full(self._runs, count) for name, count in counters.items()}
-        for name, window in WINDOWS.items():
-            row[name] = np.array([_mean(list(recent)[-window:]) for recent in episodes.recent_returns])
-        shortest = min(WINDOWS.values())
-        row["mean_episode_length"] = np.array([_mean(list(recent)[-shortest:]) for recent in episodes.recent_lengths])
-        row["episodes"] = episodes.count.copy()
-        row["episode_return_sum"] = episodes.total.copy()
-        row |= {name: value.double().numpy() for name, value in statistics.items()}
-        self._rows.append(row)
-        for run in torch.nonzero(alive).flatten().tolist():
+        self.config = config
+        self.iteration = self.env_steps = self.gradient_steps = 0
+        self.alive = torch.ones(episodes.runs, dtype=torch.bool)
+        """(R,) bool, the run has not diverged."""
+        iterations = math.ceil(config.total_env_steps / config.iteration_batch) - config.rollout.source.delay
+        self._every = 1 if rows is None else max(1, math.ceil(iterations / rows))
+        self._learner = learner
+        self._episodes = episodes
+        self._statistics: dict[str, Any] = {}
+        self._rows: list[dict[str, np.ndarray]] = []
+        self._kept = [0] * episodes.runs
+
+    @property
+    def finished(self) -> bool:
+        """Whether the environment steps of the configuration are done."""
+        return self.env_steps >= self.config.total_env_steps
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the environment steps that is done, 0 to 1."""
+        return min(1.0, self.env_steps / self.config.total_env_steps)
+
+    def record(self, statistics: Mapping[str, Any], sampled: Sampled) -> None:
+        """Count an iteration.
+
+        Args:
+            statistics: columns, a number for each run or one for all.
+            sampled: environment steps of each run since the last iteration.
+        """
+        self.iteration += 1
+        self.env_steps += sampled.env_steps
+        self.gradient_steps += statistics["gradient_steps"]
+        # those of an auxiliary phase, NaN elsewhere, wait for the next row
+        self._statistics |= {name: x for name, x in statistics.items() if not (isinstance(x, float) and math.isnan(x))}
+        self._statistics["gradient_steps"] = self.gradient_steps
+
+    def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:
+        """Add a row if one is due.
+
+        Raises:
+            DivergenceError: no run is finite any more.
+        """
+        finite = torch.tensor([self._statistics[name] for name in ("advantage_std", "value_loss", "entropy")])
+        self.alive &= torch.isfinite(finite).all(0) & finite_weights(self._learner.agent, run_axis=True)
+        if not bool(self.alive.any()):
+            raise DivergenceError("all runs have diverged")
+        if self.iteration % self._every and not self.finished:
+            return
+        counters = {"iteration": self.iteration, "env_steps": self.env_steps, **self._statistics}
+        self._statistics = {}
+        row = {name: np.broadcast_to(np.asarray(value), len(self._kept)) for name, value in counters.items()}
+        self._rows.append({**row, **self._episodes.columns()})
+        for run in torch.nonzero(self.alive).flatten().tolist():
             self._kept[run] = len(self._rows)
 
     def columns(self, run: int) -> Columns:
@@ -70,6 +100,8 @@ class ProgressTable:
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: np.array([row[name][run] if name in row else math.nan for row in rows]) for name in names}
 
+    def show_status(self, text: str) -> None:
+        pass
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+    def save(self, parts: Mapping[str, Stateful]) -> None:
+        pass

@@ -15,14 +15,9 @@ _PER_RUN = (
     "advantage.span",
     "policy.clip",
     "policy.kl_coefficient",
-    "policy.proximal",
-    "policy.importance",
     "policy.center_of_mass",
     "policy.max_importance_ratio",
     "policy.entropy_coefficient",
-    "aux.policy_iterations",
-    "aux.epochs",
-    "aux.minibatches",
     "aux.step_size",
     "aux.clone_coefficient",
 )
@@ -63,7 +58,6 @@ def check_stackable(config: TrainConfig) -> None:
     """
     optimizer, source = config.optimizer, config.rollout.source
     needs = {
-        "env.id": (config.env.id, "an envpool:ID", config.env.id.startswith("envpool:")),
         "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
         "optimizer.max_grad_norm": (optimizer.max_grad_norm, "none", optimizer.max_grad_norm is None),
         "rollout.source.kind": (source.kind, "synchronous or delayed", source.kind in ("synchronous", "delayed")),

@@ -1,40 +1,37 @@
-"""R training runs as one program: the loop of :mod:`anybatch.training` with a leading axis."""
+"""R training runs as one program: the loop of :mod:`anybatch.training` over data with a run axis."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import torch
-from torch import Tensor
 
-from anybatch.advantages import explained_variance, gae
-from anybatch.config.schema import TrainConfig
+from anybatch.auxiliary_phase import AuxiliaryPhase
+from anybatch.config.schema import OptimizerConfig, TrainConfig
 from anybatch.config.validation import validate
-from anybatch.errors import ConfigError
-from anybatch.models.actions import ActionSpec
+from anybatch.envs.base import VectorEnv
+from anybatch.envs.factory import make
+from anybatch.errors import ConfigError, DivergenceError
+from anybatch.minibatches import RunGenerators
 from anybatch.models.agent import build_agent
-from anybatch.reproduce.stacked.auxiliary_phase import StackedAuxiliaryPhase, auxiliary_phases
-from anybatch.reproduce.stacked.minibatches import StackedBatch
-from anybatch.reproduce.stacked.networks import StackedNetworks
-from anybatch.reproduce.stacked.normalizers import (
-    StackedAdvantageNormalizer,
-    StackedRewardNormalizer,
-    moments_of_runs,
-)
+from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
+from anybatch.optimizers import Optimizers
+from anybatch.phase_storage.layout import layout_of
+from anybatch.policy_phase import Learner
+from anybatch.reproduce.stacked.networks import StackedAgent
 from anybatch.reproduce.stacked.optimizers import StackedAdam
-from anybatch.reproduce.stacked.policy_phase import Coefficients, StackedLearner, policy_phase, trained
-from anybatch.reproduce.stacked.progress import WINDOWS, Columns, ProgressTable
-from anybatch.reproduce.stacked.proximal import StackedProximal
-from anybatch.reproduce.stacked.rollouts import StackedRollout, StackedSampler, make_stacked_env
+from anybatch.reproduce.stacked.progress import Columns, StackedRun
+from anybatch.reproduce.stacked.rollouts import StackedSampler
 from anybatch.reproduce.stacked.shapes import check_common_shape
-from anybatch.reproduce.stacked.weights import Views, blocks_of
-from anybatch.runs.build import stream_seed
+from anybatch.reproduce.stacked.store import StackedStore
+from anybatch.runs.build import Components, build_proximal, stream_seed
+from anybatch.sampling.sources import Delayed
 from anybatch.system.memory import keep_freed_memory
+from anybatch.system.signals import Interrupts
+from anybatch.training import training_loop
 
 
 @dataclass(frozen=True)
@@ -46,19 +43,6 @@ class RunResult:
     columns: Columns
     """Its rows, by column of progress.csv; a diverged run's end before the iteration that was not finite."""
     diverged: bool
-
-
-@dataclass(frozen=True)
-class _Stack:
-    """Everything that the training of R runs changes."""
-
-    learner: StackedLearner
-    sampler: StackedSampler
-    views: Views
-    """Of the weights that act: the learner's own, without gradient."""
-    reward_normalizer: StackedRewardNormalizer | None
-    advantage_normalizer: StackedAdvantageNormalizer | None
-    phases: list[StackedAuxiliaryPhase]
 
 
 def run_stacked(
@@ -88,169 +72,141 @@ def run_stacked(
         validate(config)
     check_common_shape(configs)
     # neighbours with equal step sizes share a call of the optimiser
-    order = sorted(range(len(configs)), key=lambda r: _optimizer_numbers(configs[r]))
-    results = _run([configs[r] for r in order], [seeds[r] for r in order], rows, statistics)
+    order = sorted(range(len(configs)), key=lambda run: _optimizer_numbers(configs[run]))
+    results = _run([configs[run] for run in order], [seeds[run] for run in order], rows, statistics)
     return [result for _, result in sorted(zip(order, results, strict=True), key=lambda pair: pair[0])]
 
 
 def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None, statistics: bool) -> list[RunResult]:
-    config = configs[0]
-    env = make_stacked_env(config.env, [stream_seed(seed, "env", 0, 0) for seed in seeds])
+    config = _common(configs)
+    env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
     try:
         keep_freed_memory()
+        learner = _learner(config, configs, seeds, env, statistics)
         bootstrap = config.env.bootstrap_truncated
-        action_spec = ActionSpec(env.action_space)
-        learner = _learner(configs, seeds, env.observation_space, action_spec, statistics)
         sampler = StackedSampler(
             env,
-            learner.networks,
-            action_spec,
+            learner.agent,
             _generators(seeds, "action"),
             bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
-            window=max(WINDOWS.values()),
         )
-        stack = _Stack(
-            learner=learner,
-            sampler=sampler,
-            views=learner.views(learner.weights),
-            reward_normalizer=(
-                StackedRewardNormalizer(len(configs), config.env.num_envs, config.reward)
-                if config.reward.normalize
-                else None
-            ),
-            advantage_normalizer=(
-                StackedAdvantageNormalizer([c.advantage for c in configs]) if config.advantage.normalize else None
-            ),
-            phases=auxiliary_phases(learner, configs, _generators(seeds, "auxiliary")),
-        )
-        return _loop(stack, configs, seeds, rows)
+        run = StackedRun(config, learner, sampler.episodes, rows)
+        try:
+            training_loop(run, _components(config, configs, seeds, env, learner, sampler))
+        except DivergenceError:  # of all runs
+            run.alive[:] = False
     finally:
         env.close()
+    outcomes = zip(configs, seeds, run.alive.tolist(), strict=True)
+    return [RunResult(config, seed, run.columns(i), not alive) for i, (config, seed, alive) in enumerate(outcomes)]
 
 
-def _loop(stack: _Stack, configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None) -> list[RunResult]:
-    config, learner = configs[0], stack.learner
-    delay = config.rollout.source.delay if config.rollout.source.kind == "delayed" else 0
-    iterations = max(1, math.ceil(config.total_env_steps / config.iteration_batch) - delay)
-    table = ProgressTable(len(configs), iterations, rows)
-    alive = torch.ones(len(configs), dtype=torch.bool)
-    waiting: deque[StackedRollout] = deque()
-    env_steps = gradient_steps = 0
-    auxiliary_seen: dict[str, Tensor] = {}
-    for iteration in range(1, iterations + 1):
-        progress = min(1.0, env_steps / config.total_env_steps)
-        for phase in stack.phases:
-            for name, value in phase.run_if_due(progress, config.env.num_envs, config.rollout.steps).items():
-                before = auxiliary_seen.get(name, value)
-                auxiliary_seen[name] = torch.where(torch.isnan(value), before, value)
-        for optimizer in learner.optimizers.values():
-            optimizer.set_progress(progress)
-        while len(waiting) <= delay:
-            waiting.append(stack.sampler.collect(stack.views, config.rollout.steps))
-            env_steps += config.iteration_batch
-        rollout = waiting.popleft()
-        wanted = table.wanted(iteration)
-        batch, seen, finite = _estimate_advantages(rollout, stack, config, complete=wanted)
-        seen |= policy_phase(batch, learner)
-        alive &= finite & learner.finite()
-        if not alive.any():
-            break
-        for phase in stack.phases:
-            phase.after_iteration(batch)
-        gradient_steps += config.optimizer.minibatches * config.optimizer.policy_epochs
-        if wanted:
-            counters = {"iteration": iteration, "env_steps": env_steps, "gradient_steps": gradient_steps}
-            table.append(counters, stack.sampler.episodes, {**seen, **auxiliary_seen}, alive)
-            auxiliary_seen = {}
-    return [
-        RunResult(config, seed, table.columns(run), diverged=not bool(alive[run]))
-        for run, (config, seed) in enumerate(zip(configs, seeds, strict=True))
-    ]
+def _common(configs: Sequence[TrainConfig]) -> TrainConfig:
+    """What the runs have in common, with tensors for numbers in which they may differ.
 
-
-def _estimate_advantages(
-    rollout: StackedRollout, stack: _Stack, config: TrainConfig, *, complete: bool
-) -> tuple[StackedBatch, dict[str, Tensor], Tensor]:
-    """:func:`anybatch.training.estimate_advantages` for R runs.
-
-    Returns:
-        The batch, columns (R,) for the log (all of them if ``complete``), and (R,) bool: the run is still finite.
+    Coefficients of the losses are (R, 1), against samples (R, B), or floats where all runs have the same; that of the
+    entropy is (R,), against means of each run. Spans and centres of mass are float64 (R,).
     """
-    reward = rollout.reward
-    if stack.reward_normalizer is not None:
-        reward = stack.reward_normalizer(reward, rollout.first)
-    advantage, target = gae(
-        reward,
-        rollout.value,
-        rollout.next_value,
-        rollout.done,
-        rollout.terminated,
-        discount=config.advantage.discount,
-        gae_lambda=config.advantage.gae_lambda,
+    first = configs[0]
+
+    def numbers(section: str, name: str) -> list[float]:
+        return [getattr(getattr(config, section), name) for config in configs]
+
+    def coefficient(section: str, name: str) -> Any:
+        values = numbers(section, name)
+        return values[0] if len(set(values)) == 1 else torch.tensor(values).unsqueeze(1)
+
+    policy: dict[str, Any] = {
+        **{name: coefficient("policy", name) for name in ("clip", "kl_coefficient", "max_importance_ratio")},
+        "entropy_coefficient": torch.tensor(numbers("policy", "entropy_coefficient")),
+        "center_of_mass": torch.tensor(numbers("policy", "center_of_mass"), dtype=torch.float64),
+    }
+    span: Any = torch.tensor(numbers("advantage", "span"), dtype=torch.float64)
+    return replace(
+        first,
+        # by default one thread: these environments take less time than handing them to another does
+        env=replace(first.env, threads=first.env.threads or 1),
+        policy=replace(first.policy, **policy),
+        advantage=replace(first.advantage, span=span),
+        aux=replace(first.aux, clone_coefficient=coefficient("aux", "clone_coefficient")),
+        micro_batch=first.iteration_batch,
+        compile=False,
     )
-    mean, var, count = moments_of_runs(advantage)
-    seen = {"advantage_mean": mean, "advantage_std": var.sqrt()}
-    if complete:
-        seen["explained_variance"] = torch.func.vmap(explained_variance)(rollout.value, target)
-    if stack.advantage_normalizer is not None:
-        stack.advantage_normalizer.update(mean, var, count)
-        seen["advantage_std_used"] = stack.advantage_normalizer.moments()[1].sqrt()
-        advantage = stack.advantage_normalizer(advantage)
-    batch = StackedBatch(
-        vectors=rollout.vectors,
-        action=rollout.action,
-        behavior_logp=rollout.behavior_logp,
-        behavior_params=rollout.behavior_params,
-        advantage=advantage,
-        value_target=target,
-    )
-    return batch, seen, rollout.finite() & torch.isfinite(var)
 
 
 def _learner(
-    configs: Sequence[TrainConfig],
-    seeds: Sequence[int],
-    observation_space: gymnasium.Space[Any],
-    action_spec: ActionSpec,
-    statistics: bool,
-) -> StackedLearner:
-    config = configs[0]
+    config: TrainConfig, configs: Sequence[TrainConfig], seeds: Sequence[int], env: VectorEnv, statistics: bool
+) -> Learner:
+    spaces = env.observation_space, env.action_space
     agents = [
-        build_agent(
-            config.model,
-            observation_space,
-            action_spec.space,
-            auxiliary_head=config.aux.enabled,
-            seed=stream_seed(seed, "model", 0, 0),
-        )
-        for seed in seeds
+        build_agent(config.model, *spaces, auxiliary_head=config.aux.enabled, seed=seed)
+        for seed in _stream_seeds(seeds, "model")
     ]
-    networks = StackedNetworks(agents[0], len(agents))
-    blocks = blocks_of(agents[0])
-    weights = {name: block.rows(agents) for name, block in blocks.items()}
-    joint = config.optimizer.policy_epochs == config.optimizer.value_epochs
-    numbers = [c.optimizer for c in configs]
-    return StackedLearner(
+    agent, adams = StackedAgent(agents), [c.optimizer for c in configs]
+    return Learner(
         config=config,
-        coefficients=Coefficients.of([c.policy for c in configs]),
-        networks=networks,
-        action_spec=action_spec,
-        blocks=blocks,
-        weights=weights,
-        proximal=StackedProximal([c.policy for c in configs], weights["policy"]),
-        optimizers={
-            group: StackedAdam(trained(group, weights), numbers)
-            for group in (("joint",) if joint else ("policy", "value"))
-        },
-        shuffles=_generators(seeds, "shuffle"),
-        statistics=statistics,
+        agent=agent,
+        action_spec=agent.action_spec,
+        proximal=build_proximal(config, agent.policy),
+        optimizers=Optimizers(agent, config.optimizer, lambda rows, _: StackedAdam(rows, adams)),
+        shuffle=_generators(seeds, "shuffle"),
+        interrupts=Interrupts(),
+        policy_statistics=statistics,
     )
 
 
-def _generators(seeds: Sequence[int], purpose: str) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(stream_seed(seed, purpose, 0, 0)) for seed in seeds]
+def _components(
+    config: TrainConfig,
+    configs: Sequence[TrainConfig],
+    seeds: Sequence[int],
+    env: VectorEnv,
+    learner: Learner,
+    sampler: StackedSampler,
+) -> Components:
+    reward, source, num_envs, steps = config.reward, config.rollout.source, config.env.num_envs, config.rollout.steps
+    auxiliary = None
+    if config.aux.enabled and config.aux.epochs:
+        layout = layout_of(
+            env.observation_space,
+            learner.action_spec.num_params,
+            segments=config.aux.policy_iterations,
+            num_envs=num_envs,
+            steps=steps,
+        )
+        adams = [OptimizerConfig(step_size=c.aux.step_size, schedule=c.optimizer.schedule) for c in configs]
+        auxiliary = AuxiliaryPhase(
+            learner,
+            StackedStore(layout, len(seeds)),
+            _generators(seeds, "auxiliary"),
+            lambda rows, _: StackedAdam(rows, adams),
+        )
+    return Components(
+        source=Delayed(
+            functools.partial(sampler.collect, steps),
+            sampler,  # type: ignore[arg-type]  # has the episodes, which is all that is used of it
+            source.delay if source.kind == "delayed" else 0,
+            learner.device,
+        ),
+        learner=learner,
+        reward_normalizer=(
+            RewardNormalizer(num_envs, reward.return_discount, reward.bound, runs=len(seeds))
+            if reward.normalize
+            else None
+        ),
+        advantage_normalizer=AdvantageNormalizer(config.advantage.span) if config.advantage.normalize else None,
+        env=env,
+        auxiliary=auxiliary,
+    )
+
+
+def _generators(seeds: Sequence[int], purpose: str) -> RunGenerators:
+    return RunGenerators(torch.Generator().manual_seed(seed) for seed in _stream_seeds(seeds, purpose))
+
+
+def _stream_seeds(seeds: Sequence[int], purpose: str) -> list[int]:
+    return [stream_seed(seed, purpose, 0, 0) for seed in seeds]
 
 
 def _optimizer_numbers(config: TrainConfig) -> tuple[float, ...]:
-    aux = (float(config.aux.policy_iterations), config.aux.step_size) if config.aux.enabled else ()
+    aux = (config.aux.step_size,) if config.aux.enabled else ()
     return (*config.optimizer.adam_betas, config.optimizer.step_size, *aux)
