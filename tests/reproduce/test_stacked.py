@@ -101,8 +101,9 @@ def test_a_stack_is_single_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.procgen
-def test_a_diverging_run_ends_alone(tmp_path: Path) -> None:
-    good, bad = small(), small(step_size=1e30)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_diverging_run_ends_alone(env: str, tmp_path: Path) -> None:
+    good, bad = small(env), small(env, step_size=1e30)
     alone, together = run_stacked([good], [1], rows=None)[0], run_stacked([bad, good], [2, 1], rows=None)
     assert together[0].diverged and not together[1].diverged
     for name, values in alone.columns.items():
@@ -152,9 +153,9 @@ def test_shapes_and_stacks() -> None:
     with pytest.raises(ConfigError, match="differ in more than numbers"):
         run_stacked([base, other[0]], [0, 1])
     runs = [(base, seed) for seed in range(5)] + [(other[0], 0)]
-    assert [len(stack) for stack in stacks(runs, most_runs=3)] == [3, 2, 1]
-    assert [len(stack) for stack in stacks(runs, most_samples=130)] == [2, 2, 1, 1]
-    assert sorted(id(run) for stack in stacks(runs, most_runs=3) for run in stack) == sorted(id(run) for run in runs)
+    assert [len(stack) for stack in stacks(runs, max_runs=3)] == [3, 2, 1]
+    assert [len(stack) for stack in stacks(runs, max_samples=130)] == [2, 2, 1, 1]
+    assert sorted(id(run) for stack in stacks(runs, max_runs=3) for run in stack) == sorted(id(run) for run in runs)
 
 
 def test_adam_takes_each_runs_numbers() -> None:

@@ -1,4 +1,4 @@
-"""Many runs in one program: an accelerator for small networks at small batches, built on the single-run functions.
+"""Many runs in one program: an accelerator for small networks at small batches, which runs the single-run algorithm.
 
 R runs that differ in numbers alone are trained with a leading run axis: one EnvPool of R*N environments, batched
 products over stacked weights, one backward pass of the sum of their losses. Shapes are those of the single-run code

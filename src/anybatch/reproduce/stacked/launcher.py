@@ -1,4 +1,4 @@
-"""Many runs from one call: stacked with others of their shape, or one by one, and only those that are not done."""
+"""Train many runs in one call: those of equal shape as stacks, or one by one; finished runs are skipped."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from anybatch.runs.progress import read_progress
 from anybatch.training import train
 
 Run = tuple[TrainConfig, int]
-"""What to train, and its seed."""
+"""A configuration and a seed."""
 
-MOST_RUNS = 256
-"""Runs in a stack beyond which a gradient step is bound by arithmetic, and more of them save nothing."""
-MOST_SAMPLES = 1 << 20
-"""Samples that a stack keeps at a time, which bounds its memory to about a gigabyte with small observations."""
+MAX_RUNS = 256
+"""Largest stack: with more runs a gradient step is bound by arithmetic, and stacking saves nothing."""
+MAX_SAMPLES = 1 << 20
+"""Most samples that a stack keeps at a time: about a gigabyte with small observations."""
 
 
 def launch(
@@ -40,28 +40,28 @@ def launch(
     launcher: Literal["vectorized", "single"] = "vectorized",
     rows: int | None = 200,
     processes: int = 1,
-    most_runs: int = MOST_RUNS,
+    max_runs: int = MAX_RUNS,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RunResult]:
-    """Train runs and keep a result of each in ``folder``; those whose result is there are not trained again.
+    """Train runs and write the result of each to ``folder``; runs that already have a result are not trained again.
 
     Args:
         configs: what to train, one for each run; equal runs are trained once.
         seeds: their seeds, as many.
-        folder: where the results are kept, see :func:`~anybatch.reproduce.stacked.results.write_result`.
+        folder: of the results, see :func:`~anybatch.reproduce.stacked.results.write_result`.
         launcher: ``vectorized`` stacks runs that differ in numbers alone; ``single`` calls
-            :func:`anybatch.training.train` for each, for everything that stacks do not offer.
-        rows: about how many rows to keep of each run that is trained now; None keeps every iteration.
-        processes: stacks, or single runs, that are trained at the same time, each with one thread.
-        most_runs: widest stack.
-        on_done: called with the number of finished runs and of all runs, first with those that were there already.
+            :func:`anybatch.training.train` for each, which offers everything.
+        rows: about how many rows to keep of each new run; None keeps every iteration.
+        processes: number of processes, each of which trains a stack or a single run with one thread.
+        max_runs: most runs in a stack.
+        on_done: called with the numbers of finished runs and of all runs, at first with the runs that have a result.
 
     Returns:
         The results, in the order of the arguments.
 
     Raises:
         ConfigError: a run makes no sense, or cannot be stacked.
-        EnvError: an environment cannot be made, or broke while it ran.
+        EnvError: an environment cannot be made, or failed.
     """
     if len(configs) != len(seeds):
         raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
@@ -74,34 +74,34 @@ def launch(
     total = len(set(paths))
     done = total - len(missing)
     on_done(done, total)
-    widest = most_runs if launcher == "vectorized" else 1
+    widest = max_runs if launcher == "vectorized" else 1
     for finished in _work(stacks(list(missing.values()), widest), launcher, folder, rows, processes):
         done += finished
         on_done(done, total)
     return [read_result(path) for path in paths]
 
 
-def stacks(runs: Sequence[Run], most_runs: int = MOST_RUNS, most_samples: int = MOST_SAMPLES) -> list[list[Run]]:
+def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX_SAMPLES) -> list[list[Run]]:
     """Split runs into stacks: of one shape, of about equal width, and within the bounds; the longest first.
 
     Args:
         runs: configurations and seeds.
-        most_runs: widest stack.
-        most_samples: most samples that a stack keeps at a time; a single run may have more.
+        max_runs: most runs in a stack.
+        max_samples: most samples that a stack keeps at a time; a single run may keep more.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(shape_key(run[0]), []).append(run)
-    found = []
+    split = []
     for group in groups.values():
-        widest = max(1, min(most_runs, most_samples // max(kept_samples(config) for config, _ in group)))
+        widest = max(1, min(max_runs, max_samples // max(kept_samples(config) for config, _ in group)))
         count = math.ceil(len(group) / widest)
-        found += [group[i::count] for i in range(count)]
-    return sorted(found, key=lambda stack: -len(stack) * stack[0][0].total_env_steps)
+        split += [group[i::count] for i in range(count)]
+    return sorted(split, key=lambda stack: -len(stack) * stack[0][0].total_env_steps)
 
 
 def kept_samples(config: TrainConfig) -> int:
-    """Samples that a run keeps at a time: of this iteration, those that wait, and those of a policy phase."""
+    """Samples that a run keeps at a time: of this iteration, of delayed rollouts, and of a policy phase."""
     source, aux = config.rollout.source, config.aux
     iterations = 1 + (source.delay if source.kind == "delayed" else 0)
     if aux.enabled and aux.epochs:

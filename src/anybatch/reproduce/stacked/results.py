@@ -1,4 +1,4 @@
-"""One small file for each finished run, named by what the run was: rows as CSV behind one line that describes it."""
+"""A file for each finished run, named by a hash of its settings: a line that describes the run, then rows as CSV."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DIGITS = 7
 
 
 def result_path(folder: Path, config: TrainConfig, seed: int) -> Path:
-    """Where a run's result belongs: the name is a hash of the seed and of all settings that decide the outcome."""
+    """Path of a run's result, whose name is a hash of the seed and of all settings that affect the outcome."""
     digest = hashlib.sha256(f"{seed} {run_identity(config)}".encode()).hexdigest()
     return Path(folder) / f"{digest[:20]}.csv.gz"
 
 
 def write_result(folder: Path, result: RunResult) -> Path:
-    """Write a run's result, whole or not at all; equal results give equal bytes.
+    """Write a run's result atomically; equal results give equal bytes.
 
     The file is a gzipped CSV after a line ``# {"seed": ..., "diverged": ..., "config": ...}``; empty fields are NaN.
     """
@@ -49,7 +49,7 @@ def read_result(path: Path) -> RunResult:
     """Read what :func:`write_result` wrote.
 
     Raises:
-        CheckpointError: the file is damaged or something else.
+        CheckpointError: the file is damaged, or of another kind.
     """
     try:
         first, header, *lines = gzip.decompress(Path(path).read_bytes()).decode().splitlines()

@@ -1,4 +1,4 @@
-"""Sampling for R runs at once, in R*N environments, which R single runs would have had one by one."""
+"""Sampling for R runs at once, in the R*N environments that R single runs would have."""
 
 from __future__ import annotations
 

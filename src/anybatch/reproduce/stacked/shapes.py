@@ -1,4 +1,4 @@
-"""Which runs can be stacked: those that differ in numbers alone."""
+"""Conditions for stacking runs: they may differ in numbers alone."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _WITHOUT_EFFECT = (
     "policy.allow_stale_coupled",  # a permission
     "log",
 )
-"""Fields that change nothing about what a stacked run computes: it is fp32, on the CPU, and keeps all in memory."""
+"""Fields without effect on what a stacked run computes: it is fp32, on the CPU, and keeps everything in memory."""
 
 
 def shape_key(config: TrainConfig) -> str:
-    """What runs must have in common to be stacked, as text; equal for configurations that differ in numbers alone."""
+    """Key of the runs that can be stacked with each other: equal for configurations that differ in numbers alone."""
     return _without(config, (*_PER_RUN, *_WITHOUT_EFFECT))
 
 
 def run_identity(config: TrainConfig) -> str:
-    """All that decides what a run computes, the seed aside, as text."""
+    """All settings that affect what a run computes, the seed aside, as text."""
     return _without(config, _WITHOUT_EFFECT)
 
 
 def check_stackable(config: TrainConfig) -> None:
-    """Refuse what a stack does not offer; networks and action spaces are checked when they are made.
+    """Refuse what a stack does not offer; networks are checked when they are stacked.
 
     Raises:
         ConfigError: ``config`` needs the single launcher.

@@ -36,12 +36,12 @@ from anybatch.training import training_loop
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves behind."""
+    """Outcome of a run."""
 
     config: TrainConfig
     seed: int
     columns: Columns
-    """Its rows, by column of progress.csv; a diverged run's end before the iteration that was not finite."""
+    """Rows by column of progress.csv; those of a diverged run end before the iteration that was not finite."""
     diverged: bool
 
 
@@ -64,7 +64,7 @@ def run_stacked(
 
     Raises:
         ConfigError: the runs cannot be stacked, or a setting makes no sense.
-        EnvError: the environments cannot be made, or broke while they ran.
+        EnvError: the environments cannot be made, or failed.
     """
     if len(configs) != len(seeds) or not configs:
         raise ConfigError(f"a stack needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
@@ -78,7 +78,7 @@ def run_stacked(
 
 
 def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None, statistics: bool) -> list[RunResult]:
-    config = _common(configs)
+    config = _common_config(configs)
     env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
     try:
         keep_freed_memory()
@@ -101,11 +101,12 @@ def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None,
     return [RunResult(config, seed, run.columns(i), not alive) for i, (config, seed, alive) in enumerate(outcomes)]
 
 
-def _common(configs: Sequence[TrainConfig]) -> TrainConfig:
-    """What the runs have in common, with tensors for numbers in which they may differ.
+def _common_config(configs: Sequence[TrainConfig]) -> TrainConfig:
+    """One configuration for all runs, with tensors for the numbers in which they may differ.
 
-    Coefficients of the losses are (R, 1), against samples (R, B), or floats where all runs have the same; that of the
-    entropy is (R,), against means of each run. Spans and centres of mass are float64 (R,).
+    Coefficients of the losses are (R, 1), to multiply samples (R, B), or floats where all runs have the same; that of
+    the entropy is (R,), to multiply means of each run. Spans and centres of mass are float64 (R,). Step sizes are left
+    to :class:`~anybatch.reproduce.stacked.optimizers.StackedAdam`.
     """
     first = configs[0]
 
@@ -148,7 +149,7 @@ def _learner(
         agent=agent,
         action_spec=agent.action_spec,
         proximal=build_proximal(config, agent.policy),
-        optimizers=Optimizers(agent, config.optimizer, lambda rows, _: StackedAdam(rows, adams)),
+        optimizers=Optimizers(agent, config.optimizer, lambda matrices, _: StackedAdam(matrices, adams)),
         shuffle=_generators(seeds, "shuffle"),
         interrupts=Interrupts(),
         policy_statistics=statistics,
@@ -178,7 +179,7 @@ def _components(
             learner,
             StackedStore(layout, len(seeds)),
             _generators(seeds, "auxiliary"),
-            lambda rows, _: StackedAdam(rows, adams),
+            lambda matrices, _: StackedAdam(matrices, adams),
         )
     return Components(
         source=Delayed(
