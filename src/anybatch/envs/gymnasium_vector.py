@@ -111,7 +111,7 @@ class GymnasiumVector:
     def render(self) -> np.ndarray:
         """The frame of environment 0, or its image observation if it draws none."""
         if self._env.render_mode == "rgb_array":
-            frames = self._env.render()
+            frames = self._call(self._env.render)
             if frames is not None:
                 return np.asarray(frames[0])
         return picture(self._last, self._env_id)
