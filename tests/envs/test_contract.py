@@ -52,6 +52,11 @@ class ReusingDict(Reusing):
         return {"state": self.array, "even": int(self.array[0] % 2 == 0)}
 
 
+class Copying(Reusing):
+    def observation(self) -> Any:
+        return self.array.copy()
+
+
 class Constant(Reusing):
     """The last observation of an episode may well be the first one of the next."""
 
@@ -105,11 +110,16 @@ class TestFinalObservations:
         assert three_steps(env).final_observation.tolist() == [[0.0, 0.0]] * 2
 
     def test_wrappers_around_the_vector_environment(self) -> None:
-        def wrapped(num_envs: int) -> Any:
-            env = SyncVectorEnv([Reusing] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        """They may depend on the way of resetting, so that it stays as it is."""
+
+        def wrapped(num_envs: int, kind: Any) -> Any:
+            env = SyncVectorEnv([kind] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
             return gymnasium.wrappers.vector.RecordEpisodeStatistics(env)
 
-        assert three_steps(made(wrapped)).final_observation.tolist() == [[3.0, 0.0]] * 2
+        with pytest.raises(EnvError, match="reports the first observation of the next episode"):
+            three_steps(made(lambda num_envs: wrapped(num_envs, Reusing)))
+        final = three_steps(made(lambda num_envs: wrapped(num_envs, Copying))).final_observation
+        assert final.tolist() == [[3.0, 0.0]] * 2
 
 
 class Showing(gymnasium.Env):
@@ -236,7 +246,12 @@ class OldStep(Reusing):
 
 class OldReset(Reusing):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(3, np.float32)
+        return np.zeros(2, np.float32)  # which Python unpacks into two numbers
+
+
+class OldResetDict(ReusingDict):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.observation()
 
 
 class Unseeded(Reusing):
@@ -271,6 +286,13 @@ class TestContract:
         with pytest.raises(EnvError, match=message):
             reset_and_step()
         env.close()
+
+    @pytest.mark.parametrize("vector", [False, True])
+    def test_dictionary_alone(self, vector: bool) -> None:
+        """Its two keys are unpacked like a pair."""
+        env = made((lambda num_envs: SyncVectorEnv([OldResetDict] * num_envs)) if vector else OldResetDict)
+        with pytest.raises(EnvError, match=r"reset of .* must return \(observation, info\)"):
+            env.reset()
 
     def test_broken_below_a_wrapper(self) -> None:
         """TimeLimit unpacks five values before anybatch sees them."""

@@ -10,15 +10,15 @@ import gymnasium
 
 from anybatch.errors import EnvError
 
-_UNPACKING = "values to unpack"  # Python's message when a wrapper around the environment expects another number
+_UNPACKING = "values to unpack"  # in Python's message if a wrapper around the environment expects another number
 
 
 def call_reset(reset: Callable[..., Any], env_id: str, **arguments: Any) -> tuple[Any, Any]:
     """Reset; returns (observation, info). Raises EnvError if the result is anything else."""
     try:
         result = reset(**arguments)
-    except ValueError as error:
-        if _UNPACKING not in str(error):
+    except (ValueError, AttributeError) as error:
+        if _UNPACKING not in str(error) and not str(error).endswith("has no attribute 'items'"):
             raise
         raise EnvError(_reset_sentence(env_id, f"something else ({error})")) from error
     except TypeError as error:
@@ -57,10 +57,10 @@ def _step_sentence(env_id: str, what: str) -> str:
 
 
 class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment within a Gymnasium vector environment.
+    """An environment in a process of Gymnasium's AsyncVectorEnv.
 
-    Gymnasium keeps the last observation of an episode by reference while it resets the environment, which may overwrite
-    it; this wrapper returns a copy.
+    That keeps the last observation of an episode by reference while it resets the environment, which may overwrite it;
+    this wrapper returns a copy.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:

@@ -87,7 +87,7 @@ def _did_you_mean(suggestions: Sequence[str]) -> str:
 
 
 def _gym_suggestions(name: str) -> list[str]:
-    """Ids close to `name`, which Gymnasium has not registered as it stands."""
+    """Ids that may have been meant by `name`."""
     if name in gymnasium.registry:
         return [f"gym:{name}"]
     newest = [registered for registered in gymnasium.registry if registered.rpartition("-v")[0] == name]

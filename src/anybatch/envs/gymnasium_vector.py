@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import CheckedEnv, call_reset, call_step
+from anybatch.envs.contract import call_reset, call_step
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 from anybatch.system.signals import describe_exit
@@ -40,16 +40,17 @@ class GymnasiumVector:
     ) -> None:
         """`seeds`: one for each of its environments; one that is not Gymnasium's gets the first of them.
 
-        `copies_final_observation`: the environments are wrapped in :class:`CheckedEnv`.
+        `copies_final_observation`: the environments are wrapped in
+        :class:`anybatch.envs.contract.CheckedEnv`.
         """
         self.num_envs = int(env.num_envs)
         self._env = env
         self._env_id = env_id
         self._base = env.unwrapped
         self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
-        if isinstance(self._base, SyncVectorEnv):
-            self._base.envs = [CheckedEnv(one, env_id) for one in self._base.envs]
-            copies_final_observation = True
+        if self._same_step and type(env) is SyncVectorEnv:
+            env.autoreset_mode = AutoresetMode.DISABLED  # to read the last observations before the reset
+            self._same_step = False
         self._final_may_be_overwritten = not copies_final_observation
         self._observations = Observations(env.single_observation_space, env_id)
         self._actions = Actions(env.single_action_space, env_id)
@@ -120,30 +121,18 @@ class GymnasiumVector:
         self._env.close()
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Call the vector environment, and explain the death of one of its processes."""
+        """Call the vector environment; if the call fails, end its processes, and explain the death of one of them."""
         try:
             return call()
-        except (EOFError, ConnectionError) as error:
+        except Exception as error:
             if not isinstance(self._base, AsyncVectorEnv):
                 raise
-            raise self._dead_process(self._base) from error
-
-    def _dead_process(self, env: AsyncVectorEnv) -> EnvError:
-        for process in env.processes:  # the one whose connection broke has died or is about to
-            process.join(_EXIT_SECONDS / len(env.processes))
-        dead = {i: process.exitcode for i, process in enumerate(env.processes) if process.exitcode is not None}
-        for process in env.processes:
-            process.kill()
-            process.join()
-        for pipe in env.parent_pipes:
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        env.closed = True  # closing it would wait for answers
-        if not dead:
-            return EnvError(f"The connection to a process of {self._env_id} has broken.")
-        index, code = next(iter(dead.items()))
-        return EnvError(f"The process of environment {index} of {self._env_id} {describe_exit(code)}.")
+            lost = isinstance(error, EOFError | ConnectionError)
+            reason = _describe_dead_process(self._base, self._env_id) if lost else ""
+            _kill(self._base)
+            if lost:
+                raise EnvError(reason) from error
+            raise
 
     def _batch(self, raw: Any) -> Observation:
         observation = self._observations.batch(raw, self.num_envs, copy=True)  # its buffers may be reused
@@ -183,8 +172,29 @@ class GymnasiumVector:
                 raise EnvError(
                     f"Environment {int(index[equal][0])} of {self._env_id} reports the first observation of the next "
                     "episode as the last one of a truncated episode: its array is probably reused by the reset. Use "
-                    "AutoresetMode.NEXT_STEP or DISABLED, or return a copy."
+                    "AutoresetMode.NEXT_STEP or DISABLED, or have step return a copy."
                 )
+
+
+def _describe_dead_process(env: AsyncVectorEnv, env_id: str) -> str:
+    for process in env.processes:  # one whose connection broke has died or is about to
+        process.join(_EXIT_SECONDS / len(env.processes))
+    for index, process in enumerate(env.processes):
+        if process.exitcode is not None:
+            return f"The process of environment {index} of {env_id} {describe_exit(process.exitcode)}."
+    return f"The connection to a process of {env_id} has broken."
+
+
+def _kill(env: AsyncVectorEnv) -> None:
+    """End the processes of a vector environment whose own close() would wait for answers that never come."""
+    for process in env.processes:
+        process.kill()
+        process.join()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    env.closed = True
 
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:

@@ -102,6 +102,6 @@ def onednn_bf16(images: Tensor) -> bool:
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
         and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere PyTorch has a slower fallback of its own
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere PyTorch uses a slower fallback
         and not torch._C._functorch.is_functorch_wrapped_tensor(images)
     )
