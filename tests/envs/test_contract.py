@@ -227,6 +227,8 @@ class TestSeeds:
         assert seeds == [derive_seeds(0, 3)[0], None] and type(seeds[0]) is int
         assert np.array_equal(first, made(Own, 3).reset())
         assert not np.array_equal(first, make(EnvConfig(id=environment_id(Own)), 3, 1).reset())
+        with pytest.raises(EnvError, match="takes a single seed"):  # three runs in a stack
+            make(EnvConfig(id=environment_id(Own)), 3, [0, 1, 2])
 
         class Noting(Reusing):
             def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -236,6 +238,11 @@ class TestSeeds:
         seeds.clear()
         made(lambda num_envs: SyncVectorEnv([Noting] * num_envs, autoreset_mode="SameStep"), 3).reset()
         assert seeds == derive_seeds(0, 3)
+
+
+def test_numpy_integers_are_seeds() -> None:
+    env, same = (make(EnvConfig(id="gym:CartPole-v1"), np.int64(2), seed) for seed in (3, np.int64(3)))  # type: ignore[arg-type]
+    assert np.array_equal(env.reset(), same.reset())
 
 
 class OldStep(Reusing):

@@ -37,9 +37,15 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    each = [seed] if isinstance(seed, int) else seed
-    env_seeds = [env_seed for one in each for env_seed in derive_seeds(one, num_envs // len(each))]
+    run_seeds = seed if isinstance(seed, Sequence) else [seed]
+    env_seeds = [env_seed for one in run_seeds for env_seed in derive_seeds(one, num_envs // len(run_seeds))]
     env = _make(config, env_seeds, rendering)
+    if len(run_seeds) > 1 and isinstance(env, GymnasiumVector) and env.takes_one_seed:
+        env.close()
+        raise EnvError(
+            f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
+            "of several runs: start the runs as processes."
+        )
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
 
 

@@ -56,8 +56,8 @@ class GymnasiumVector:
         self._actions = Actions(env.single_action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
-        takes_list = isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)
-        self._seed: list[int] | int | None = list(seeds) if takes_list else int(seeds[0])
+        self.takes_one_seed = not isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)
+        self._seed: list[int] | int | None = int(seeds[0]) if self.takes_one_seed else list(seeds)
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
