@@ -94,12 +94,41 @@ def test_images_may_come_in_any_layout() -> None:
         ((12, 84, 84), "float32", "CHW"),
         ((84, 84), "uint8", "HW"),
         ((84, 84), "float32", None),
+        ((4, 84, 84, 3), "uint8", "SHWC"),
+        ((4, 84, 84, 1), "float32", "SHWC"),
+        ((2, 3, 64, 64), "uint8", "SCHW"),
+        ((84, 84, 3, 4), "uint8", None),  # the stack has to come first
+        ((16, 16, 16, 2), "float32", None),  # a volume
         ((128,), "uint8", None),
     ],
 )
 def test_image_layout(shape: tuple[int, ...], dtype: str, layout: str | None) -> None:
     assert image_layout(gym.spaces.Box(0, 1, shape, np.dtype(dtype).type)) == layout
     assert image_layout(gym.spaces.Discrete(3)) is None
+
+
+@pytest.mark.parametrize("shape", [(4, 84, 84, 3), (4, 3, 84, 84)])
+def test_stacks_of_frames_become_channels(shape: tuple[int, ...]) -> None:
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    encoder = build_encoder(ModelConfig(), space)
+    assert isinstance(encoder, ImpalaEncoder)
+    frames = torch.randint(0, 256, (2, *shape), dtype=torch.uint8)
+    channels_last = frames if shape[-1] == 3 else frames.movedim(2, -1)
+    # channel 3 s + c is channel c of frame s
+    side_by_side = torch.cat(channels_last.unbind(1), dim=-1)
+    plain = build_encoder(ModelConfig(), gym.spaces.Box(0, 255, (84, 84, 12), np.uint8))
+    plain.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder(frames), plain(side_by_side))
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 3, 4), (2, 4, 84, 84, 3)])
+def test_other_bytes_of_many_dimensions_are_not_flattened_silently(shape: tuple[int, ...]) -> None:
+    space = gym.spaces.Box(0, 255, shape, np.uint8)
+    with pytest.raises(ConfigError, match=r"uint8 observations of shape .* are neither images nor stacks.*encoder mlp"):
+        build_encoder(ModelConfig(), space)
+    with pytest.raises(ConfigError, match="are neither images nor stacks"):
+        build_encoder(ModelConfig(), gym.spaces.Dict(x=space))
+    assert isinstance(build_encoder(ModelConfig(encoder="mlp", options={"width": 2}), space), MlpEncoder)
 
 
 def test_small_and_odd_images() -> None:

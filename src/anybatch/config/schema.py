@@ -17,7 +17,7 @@ class EnvConfig:
     """Environment and number of copies."""
 
     id: str = "procgen:starpilot-hard"
-    """procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function for your own Gymnasium environment."""
+    """procgen:GAME-MODE, gym:ID, gym:MODULE:ID, envpool:ID, or import.path:function for your own environment."""
     num_envs: int = 256
     """Parallel environments N, summed over all workers."""
     options: dict[str, Scalar] = field(default_factory=dict)

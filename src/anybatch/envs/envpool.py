@@ -193,7 +193,7 @@ class EnvPoolVectorEnv:
     def _reset(self, ids: np.ndarray) -> Observation:
         raw, info = self._pool.reset(ids)
         self._check_order(info, ids)
-        observation = self._observations.batch(raw, len(ids), copy=False)
+        observation = self._observations.batch(raw, len(ids), copy=False, env_index=ids)
         self._observations.check_finite(observation, ids)
         return observation
 

@@ -1,9 +1,10 @@
-"""From an environment's id to N copies of it."""
+"""Making N copies of the environment with a given id."""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv, derive_seeds
+from anybatch.envs.contract import CheckedEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.envs.registry import FORMS, find_environment
@@ -22,21 +24,28 @@ from anybatch.errors import ConfigError, EnvError
 from anybatch.system.signals import ignoring_sigint
 
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
+_PACKAGES = {"ALE": "ale_py"}  # modules that register a namespace when they are imported
 
 
 def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, rendering: bool = False) -> VectorEnv:
-    """`num_envs` copies of the environment that `config` names (its own `num_envs` is the total over all workers).
+    """Make `num_envs` copies of the environment that `config` names (`config.num_envs` is the total over all workers).
 
-    seed: environments made with different seeds have nothing in common; the same seed gives the same ones. R seeds give
-        R times the `num_envs / R` environments that each seed alone would.
+    seed: different seeds give unrelated environments, the same seed gives the same ones. R seeds give R times the
+        `num_envs / R` environments that each seed alone would.
     rendering: prepare for `render()`.
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
     if num_envs < 1:
         raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
-    each = [seed] if isinstance(seed, int) else seed
-    env_seeds = [env_seed for one in each for env_seed in derive_seeds(one, num_envs // len(each))]
+    run_seeds = seed if isinstance(seed, Sequence) else [seed]
+    env_seeds = [env_seed for one in run_seeds for env_seed in derive_seeds(one, num_envs // len(run_seeds))]
     env = _make(config, env_seeds, rendering)
+    if len(run_seeds) > 1 and isinstance(env, GymnasiumVector) and env.takes_one_seed:
+        env.close()
+        raise EnvError(
+            f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
+            "of several runs: start the runs as processes."
+        )
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
 
 
@@ -63,7 +72,7 @@ def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
-    """(observation space, action space) of a single environment, as `make` would hand them out."""
+    """(observation space, action space) of a single environment, as `make` would return them."""
     env = make(config, 1, 0)
     try:
         return env.observation_space, env.action_space
@@ -72,12 +81,39 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 
 def _suggest_family(name: str) -> str:
+    """A hint for an id without a family, or for one whose family is missing."""
     from anybatch.envs.procgen import GAMES
 
+    games = difflib.get_close_matches(name.partition("-")[0].lower(), GAMES, n=1, cutoff=0.8)
+    return _did_you_mean([f"procgen:{game}-hard" for game in games] or _gym_suggestions(name))
+
+
+def _did_you_mean(suggestions: Sequence[str]) -> str:
+    return f"; did you mean {' or '.join(repr(name) for name in suggestions)}?" if suggestions else "."
+
+
+def _gym_suggestions(name: str) -> list[str]:
+    """Ids that may have been meant by `name`."""
     if name in gymnasium.registry:
-        return f"; did you mean 'gym:{name}'?"
-    close = difflib.get_close_matches(name.partition("-")[0].lower(), GAMES, n=1, cutoff=0.8)
-    return f"; did you mean 'procgen:{close[0]}-hard'?" if close else "."
+        return [f"gym:{name}"]
+    newest = [registered for registered in gymnasium.registry if registered.rpartition("-v")[0] == name]
+    if newest:
+        return [f"gym:{max(newest, key=lambda one: int(one.rpartition('-v')[2]))}"]
+    namespace, _, task = name.rpartition("/")
+    suggestions = [f"envpool:{task}"] if task in _envpool_ids() else []
+    if namespace in _PACKAGES:
+        return [f"gym:{_PACKAGES[namespace]}:{name}", *suggestions]
+    close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.6)
+    return [*suggestions, *(f"gym:{one}" for one in close)]
+
+
+def _envpool_ids() -> list[str]:
+    try:
+        from anybatch.envs.envpool import task_ids
+
+        return task_ids()
+    except EnvError:  # EnvPool is an extra
+        return []
 
 
 def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
@@ -89,15 +125,7 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
 
 
 def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequence[int], rendering: bool) -> VectorEnv:
-    try:
-        spec = gymnasium.spec(name)
-        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    except gymnasium.error.UnregisteredEnv as error:
-        close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join('gym:' + other for other in close)}?" if close else "."
-        raise ConfigError(f"env.id is {env_id!r}, and Gymnasium has no environment {name!r}{hint}") from error
-    except (gymnasium.error.Error, ImportError, AttributeError) as error:
-        raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
+    creator = _find_gym(name, env_id)
     if creator is not None:
         _check_names(options, creator, env_id, _GYM_OPTIONS)
     kwargs = {key: value for key, value in options.items() if key != "vectorization"}
@@ -114,6 +142,27 @@ def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequenc
     return _vectorize(make_env, options, seeds, env_id)
 
 
+def _find_gym(name: str, env_id: str) -> Any:
+    """The class or function behind ID or MODULE:ID; the module, imported first, registers the environment."""
+    module, _, registered = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except (ImportError, ValueError) as error:
+            raise ConfigError(f"env.id is {env_id!r}, read as gym:MODULE:ID, but {error}.") from error
+    try:
+        spec = gymnasium.spec(registered)
+        return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    except (ImportError, AttributeError, gymnasium.error.DeprecatedEnv) as error:
+        raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
+    except gymnasium.error.Error as error:  # unknown, or without a version
+        suggestions = _gym_suggestions(registered)
+        hint = _did_you_mean(suggestions)
+        if not (suggestions or module):
+            hint = "; if a package registers it when it is imported, write gym:PACKAGE:ID."
+        raise ConfigError(f"env.id is {env_id!r}, and Gymnasium has no environment {registered!r}{hint}") from error
+
+
 def _render_modes(creator: Any) -> list[str]:
     return list(getattr(creator, "metadata", {}).get("render_modes", []))
 
@@ -124,14 +173,24 @@ def _vectorize(
     seeds: Sequence[int],
     env_id: str,
 ) -> VectorEnv:
-    how = options.get("vectorization", "sync")
-    if how == "sync":
+    vectorization = options.get("vectorization", "sync")
+    if vectorization == "sync":
         return GymnasiumLoop(make_env, seeds, env_id=env_id)
-    if how == "async":
+    if vectorization == "async":
         with ignoring_sigint():
-            processes = AsyncVectorEnv([make_env] * len(seeds), autoreset_mode=AutoresetMode.SAME_STEP)
-        return GymnasiumVector(processes, seeds, env_id=env_id)
-    raise ConfigError(f"env.options.vectorization is {how!r}, and must be sync (one process) or async (one for each).")
+            processes = _start_processes(make_env, len(seeds), env_id)
+        return GymnasiumVector(processes, seeds, env_id=env_id, copies_final_observation=True)
+    raise ConfigError(
+        f"env.options.vectorization is {vectorization!r}, and must be sync (one process) or async (one for each)."
+    )
+
+
+def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int, env_id: str) -> AsyncVectorEnv:
+    makers = [lambda: CheckedEnv(make_env(), env_id)] * count
+    try:
+        return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    except (EOFError, ConnectionError) as error:
+        raise EnvError(f"A process of {env_id} died while it made its environment.") from error
 
 
 def _make_callable(
@@ -142,25 +201,27 @@ def _make_callable(
     rendering: bool,
 ) -> VectorEnv:
     parameters = _parameters(function)
-    many = "num_envs" in parameters
-    _check_names(options, function, env_id, () if many else ("vectorization",))
-    kwargs = {key: value for key, value in options.items() if many or key != "vectorization"}
+    is_vector = "num_envs" in parameters
+    _check_names(options, function, env_id, () if is_vector else ("vectorization",))
+    kwargs = {key: value for key, value in options.items() if is_vector or key != "vectorization"}
     if rendering and "render_mode" in parameters:
         kwargs.setdefault("render_mode", "rgb_array")
     make_env = functools.partial(function, **kwargs)
-    if not many:
-        return _vectorize(functools.partial(_single, make_env, env_id), options, seeds, env_id)
+    _check_arguments(make_env, parameters, env_id)
+    if not is_vector:
+        return _vectorize(functools.partial(_make_single, make_env, env_id), options, seeds, env_id)
     env = make_env(num_envs=len(seeds))
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
-            f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is due."
+            f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is "
+            "expected."
         )
     if env.num_envs != len(seeds):
         raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
     return GymnasiumVector(env, seeds, env_id=env_id)
 
 
-def _single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
+def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
     env = make_env()
     if not isinstance(env, gymnasium.Env):
         raise EnvError(f"{env_id} returned a {type(env).__name__}, where a gymnasium.Env is expected.")
@@ -170,8 +231,19 @@ def _single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # a builtin that does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return {"options": inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)}
+
+
+def _check_arguments(
+    make_env: functools.partial[Any], parameters: Mapping[str, inspect.Parameter], env_id: str
+) -> None:
+    """Raise ConfigError for a required argument that the options do not give."""
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, parameter in parameters.items():
+        required = parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+        if required and name != "num_envs" and name not in make_env.keywords:
+            raise ConfigError(f"{env_id} needs the argument {name!r}: give it in env.options.")
 
 
 def _check_names(options: Mapping[str, Any], function: Callable[..., Any], env_id: str, more: tuple[str, ...]) -> None:

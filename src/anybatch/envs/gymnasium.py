@@ -10,6 +10,7 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
+from anybatch.envs.contract import call_reset, call_step
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 
@@ -17,8 +18,8 @@ from anybatch.errors import EnvError
 class GymnasiumLoop:
     """N Gymnasium environments; see :class:`anybatch.envs.base.VectorEnv`.
 
-    Half the overhead of Gymnasium's SyncVectorEnv at N = 1 (17 microseconds a step), and its state can be saved
-    where :mod:`anybatch.envs.snapshot` can save that of the environments.
+    At N = 1 it has half the overhead of Gymnasium's SyncVectorEnv (17 microseconds a step). Its state can be saved if
+    :mod:`anybatch.envs.snapshot` can save the environments.
     """
 
     bootstrap_truncated = True
@@ -37,11 +38,10 @@ class GymnasiumLoop:
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode everywhere."""
         observation = self._observations.empty(self.num_envs)
         for index, env in enumerate(self._envs):
-            self._observations.put(observation, index, env.reset(seed=self._seeds[index])[0])
-        self._seeds = [None] * self.num_envs  # from here on the generators run on
+            self._observations.put(observation, index, call_reset(env.reset, self._env_id, seed=self._seeds[index])[0])
+        self._seeds = [None] * self.num_envs  # later resets continue the random streams
         self._observations.check_finite(observation)
         self._last = observation
         return observation
@@ -55,14 +55,14 @@ class GymnasiumLoop:
         truncated = np.empty(self.num_envs, np.bool_)
         final: Observation | None = None
         for index, env in enumerate(self._envs):
-            raw, one_reward, terminated[index], truncated[index], _ = env.step(native[index])
+            raw, one_reward, terminated[index], truncated[index], _ = call_step(env.step, native[index], self._env_id)
             reward[index] = self._scalar(one_reward, index)
             if terminated[index] or truncated[index]:
                 if not terminated[index]:
                     # Copied before the reset, which may reuse the environment's own array.
                     final = self._observations.empty(self.num_envs) if final is None else final
                     self._observations.put(final, index, raw)
-                raw = env.reset()[0]
+                raw = call_reset(env.reset, self._env_id)[0]
             self._observations.put(observation, index, raw)
         check_reward(reward, self._env_id)
         self._observations.check_finite(observation)
@@ -74,7 +74,7 @@ class GymnasiumLoop:
         return Steps(observation, reward, terminated, truncated, final_index, final)
 
     def save_state(self) -> dict[str, Any] | None:
-        """The state of all environments, or None if one holds what cannot be saved."""
+        """The state of all environments, or None if one of them cannot be saved."""
         states = []
         for env in self._envs:
             state = snapshot.save(env)
@@ -84,13 +84,13 @@ class GymnasiumLoop:
         return {"envs": states}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there; raises EnvError if the state is of other environments, or of another number of them."""
+        """Restore the state; raises EnvError if it is of other environments, or of another number of them."""
         for env, one in zip(self._envs, snapshot.states_of(state, self.num_envs), strict=True):
             snapshot.load(env, one)
         self._seeds = [None] * self.num_envs
 
     def render(self) -> np.ndarray:
-        """The frame of environment 0, or its image observation where it draws none."""
+        """The frame of environment 0, or its image observation if it draws none."""
         if self._envs[0].render_mode == "rgb_array":
             frame = self._envs[0].render()
             if isinstance(frame, np.ndarray):
@@ -98,7 +98,6 @@ class GymnasiumLoop:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        """Close all environments."""
         for env in self._envs:
             env.close()
 

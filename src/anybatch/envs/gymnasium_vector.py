@@ -1,9 +1,10 @@
-"""A Gymnasium vector environment that somebody else made, whichever way it resets."""
+"""A Gymnasium vector environment, with any way of resetting that leaves no rows without a transition."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,100 +12,137 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import Observation, Steps
+from anybatch.envs.contract import call_reset, call_step
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
+from anybatch.system.signals import describe_exit
+
+_EXIT_SECONDS = 2.0  # after its connection has broken
 
 
 class GymnasiumVector:
     """Wraps a `gymnasium.vector.VectorEnv`; see :class:`anybatch.envs.base.VectorEnv`.
 
-    SAME_STEP ones are taken as they are, with the last observations from `infos["final_obs"]`. DISABLED ones, and
-    Gymnasium's own Sync- and AsyncVectorEnv in NEXT_STEP, have their finished environments reset right after the step.
-    Raises EnvError for one that offers no way to avoid rows without a transition.
+    A vector environment in SAME_STEP mode reports last observations in `infos["final_obs"]`. In DISABLED mode, and for
+    Gymnasium's Sync- and AsyncVectorEnv in NEXT_STEP mode, finished environments are reset right after the step.
+    Raises EnvError for any other one, which would have rows without a transition.
     """
 
     bootstrap_truncated = True
 
-    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seeds: Sequence[int], *, env_id: str) -> None:
-        """`seeds`: one for each of its environments."""
+    def __init__(
+        self,
+        env: gymnasium.vector.VectorEnv[Any, Any, Any],
+        seeds: Sequence[int],
+        *,
+        env_id: str,
+        copies_final_observation: bool = False,
+    ) -> None:
+        """`seeds`: one for each of its environments; one that is not Gymnasium's gets the first of them.
+
+        `copies_final_observation`: the environments are wrapped in
+        :class:`anybatch.envs.contract.CheckedEnv`.
+        """
         self.num_envs = int(env.num_envs)
         self._env = env
         self._env_id = env_id
+        self._base = env.unwrapped
         self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
+        if self._same_step and type(env) is SyncVectorEnv:
+            env.autoreset_mode = AutoresetMode.DISABLED  # to read the last observations before the reset
+            self._same_step = False
+        self._final_may_be_overwritten = not copies_final_observation
         self._observations = Observations(env.single_observation_space, env_id)
         self._actions = Actions(env.single_action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
-        self._seeds: list[int] | None = list(seeds)
+        self.takes_one_seed = not isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)
+        self._seed: list[int] | int | None = int(seeds[0]) if self.takes_one_seed else list(seeds)
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        """Begin an episode everywhere."""
-        raw, _ = self._env.reset(seed=self._seeds)  # type: ignore[arg-type]  # it does take lists
-        self._seeds = None
+        raw, _ = self._call(lambda: call_reset(self._env.reset, self._env_id, seed=self._seed))
+        self._seed = None
         self._last = self._batch(raw)
         return self._last
 
     def step(self, action: np.ndarray) -> Steps:
-        """Act everywhere; finished environments are reset before this returns."""
-        raw, raw_reward, raw_terminated, raw_truncated, infos = self._env.step(
-            self._actions.native(action, self.num_envs)
+        native = self._actions.native(action, self.num_envs)
+        raw, raw_reward, raw_terminated, raw_truncated, infos = self._call(
+            lambda: call_step(self._env.step, native, self._env_id)
         )
         observation = self._batch(raw)
-        reward = self._flags(raw_reward, np.float32, "rewards")
-        terminated = self._flags(raw_terminated, np.bool_, "terminations")
-        truncated = self._flags(raw_truncated, np.bool_, "truncations")
+        reward = self._vector(raw_reward, np.float32, "rewards")
+        terminated = self._vector(raw_terminated, np.bool_, "terminations")
+        truncated = self._vector(raw_truncated, np.bool_, "truncations")
         check_reward(reward, self._env_id)
         final_index = np.flatnonzero(truncated & ~terminated)
         final: Observation | None = None
         if self._same_step:
             if len(final_index):
                 final = self._final(infos, final_index)
+                if self._final_may_be_overwritten:
+                    self._check_not_overwritten(final, take(observation, final_index), final_index)
         else:
             if len(final_index):
                 final = take(observation, final_index)
             done = terminated | truncated
             if done.any():
-                # Rows that are not reset come back as they were.
-                observation = self._batch(self._env.reset(options={"reset_mask": done})[0])
+                # Rows that are not reset come back unchanged.
+                options = {"reset_mask": done}
+                raw, _ = self._call(lambda: call_reset(self._env.reset, self._env_id, options=options))
+                observation = self._batch(raw)
         self._last = observation
         return Steps(observation, reward, terminated, truncated, final_index, final)
 
     def save_state(self) -> dict[str, Any] | None:
-        """What the environment's own `get_state()` returns; None if it has none."""
+        """The result of the environment's method `get_state()`; None if it has none."""
         get_state = getattr(self._env, "get_state", None)
         if not callable(get_state) or not hasattr(self._env, "set_state"):
             return None
-        return {"env": copy.deepcopy(get_state())}  # it is kept while the environment goes on
+        return {"env": copy.deepcopy(get_state())}  # the environment continues and may change it
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Hand the state to the environment's own `set_state(state)`."""
+        """Pass the state to the environment's method `set_state(state)`."""
         if not hasattr(self._env, "set_state"):
             raise EnvError(f"The state of {self._env_id} cannot be restored: it has no set_state().")
         self._env.set_state(state["env"])
-        self._seeds = None
+        self._seed = None
 
     def render(self) -> np.ndarray:
-        """The frame of environment 0, or its image observation where it draws none."""
+        """The frame of environment 0, or its image observation if it draws none."""
         if self._env.render_mode == "rgb_array":
-            frames = self._env.render()
+            frames = self._call(self._env.render)
             if frames is not None:
                 return np.asarray(frames[0])
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        """Close the vector environment."""
         self._env.close()
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """Call the vector environment; if the call fails, end its processes, and explain the death of one of them."""
+        try:
+            return call()
+        except Exception as error:
+            if not isinstance(self._base, AsyncVectorEnv):
+                raise
+            lost = isinstance(error, EOFError | ConnectionError)
+            reason = _describe_dead_process(self._base, self._env_id) if lost else ""
+            _kill(self._base)
+            if lost:
+                raise EnvError(reason) from error
+            raise
 
     def _batch(self, raw: Any) -> Observation:
         observation = self._observations.batch(raw, self.num_envs, copy=True)  # its buffers may be reused
         self._observations.check_finite(observation)
         return observation
 
-    def _flags(self, raw: Any, dtype: type[np.generic], what: str) -> np.ndarray:
+    def _vector(self, raw: Any, dtype: type[np.generic], name: str) -> np.ndarray:
         array = np.array(raw, dtype=dtype)
         if array.shape != (self.num_envs,):
-            raise EnvError(f"The {what} of {self._env_id} have shape {array.shape}, not {(self.num_envs,)}.")
+            raise EnvError(f"The {name} of {self._env_id} have shape {array.shape}, not {(self.num_envs,)}.")
         return array
 
     def _final(self, infos: dict[str, Any], index: np.ndarray) -> Observation:
@@ -116,15 +154,51 @@ class GymnasiumVector:
             )
         final = self._observations.empty(len(index))
         for row, env_index in enumerate(index.tolist()):
-            # An array of observations, or for Dict spaces also one array for every key.
+            # An array of observations, or for Dict spaces possibly an array for every key.
             one = {k: v[env_index] for k, v in stored.items()} if isinstance(stored, dict) else stored[env_index]
             self._observations.put(final, row, one, env_index)
         self._observations.check_finite(final, index)
         return final
 
+    def _check_not_overwritten(self, final: Observation, first: Observation, index: np.ndarray) -> None:
+        """Raise EnvError if an array (K, ...) of last observations equals that of the next episode's first ones.
+
+        An environment that reuses its array overwrites the last observation when it is reset in the same step.
+        """
+        pairs = [(final[key], first[key]) for key in final] if isinstance(final, dict) else [(final, first)]
+        for last, begin in pairs:
+            equal = (last == begin).reshape(len(index), -1).all(axis=1)
+            if last.ndim > 1 and equal.any():
+                raise EnvError(
+                    f"Environment {int(index[equal][0])} of {self._env_id} reports the first observation of the next "
+                    "episode as the last one of a truncated episode: its array is probably reused by the reset. Use "
+                    "AutoresetMode.NEXT_STEP or DISABLED, or have step return a copy."
+                )
+
+
+def _describe_dead_process(env: AsyncVectorEnv, env_id: str) -> str:
+    for process in env.processes:  # one whose connection broke has died or is about to
+        process.join(_EXIT_SECONDS / len(env.processes))
+    for index, process in enumerate(env.processes):
+        if process.exitcode is not None:
+            return f"The process of environment {index} of {env_id} {describe_exit(process.exitcode)}."
+    return f"The connection to a process of {env_id} has broken."
+
+
+def _kill(env: AsyncVectorEnv) -> None:
+    """End the processes of a vector environment whose own close() would wait for answers that never come."""
+    for process in env.processes:
+        process.kill()
+        process.join()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    env.closed = True
+
 
 def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str) -> AutoresetMode:
-    """How `env` resets; raises EnvError if it does not say, or in a way that leaves rows without a transition."""
+    """The autoreset mode of `env`; raises EnvError for one that is unknown or leaves rows without a transition."""
     advice = (
         'make it reset in the same step (metadata["autoreset_mode"] = AutoresetMode.SAME_STEP and infos["final_obs"]), '
         'or not by itself (AutoresetMode.DISABLED, with reset(options={"reset_mask": ...}))'
@@ -135,9 +209,9 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str)
         raise EnvError(f'{env_id} does not say how it resets in metadata["autoreset_mode"]: {advice}.') from error
     if mode == AutoresetMode.NEXT_STEP:
         base = env.unwrapped
-        # Without shared memory an AsyncVectorEnv forgets to note the reset, and would reset once more.
-        single = isinstance(base, SyncVectorEnv) or (isinstance(base, AsyncVectorEnv) and base.shared_memory)
-        if not single:
+        # Without shared memory an AsyncVectorEnv does not note the reset, and would reset once more.
+        resets_singly = isinstance(base, SyncVectorEnv) or (isinstance(base, AsyncVectorEnv) and base.shared_memory)
+        if not resets_singly:
             raise EnvError(
                 f"{env_id} resets in the step after an episode's end, a row that is no transition: {advice}."
             )

@@ -1,4 +1,4 @@
-"""Environments given as Python callables: their ids in a configuration, which is plain text."""
+"""Ids of environments given as Python callables, since a configuration is plain text."""
 
 from __future__ import annotations
 
@@ -21,15 +21,25 @@ def environment_id(env: str | Callable[..., Any]) -> str:
     """
     if isinstance(env, str):
         return env
+    import gymnasium  # only here, to keep presets light
+    from gymnasium.envs.registration import EnvSpec
+
+    if isinstance(env, EnvSpec):
+        raise ConfigError(f"env is a specification; give its id, 'gym:{env.id}', or a function that makes it")
+    if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(env):
+        raise ConfigError(
+            f"env is a {type(env).__name__}, but must be an id as text, or a function or class that makes an "
+            "environment, so that anybatch can make several"
+        )
     module = getattr(env, "__module__", None) or type(env).__module__
     name = getattr(env, "__qualname__", None) or type(env).__qualname__
     base = f"{module}:{name}"
-    number, found = 1, base
-    while found in _registered and _registered[found] is not env:
+    number, env_id = 1, base
+    while env_id in _registered and _registered[env_id] is not env:
         number += 1
-        found = f"{base}#{number}"
-    _registered[found] = env
-    return found
+        env_id = f"{base}#{number}"
+    _registered[env_id] = env
+    return env_id
 
 
 def find_environment(env_id: str) -> Callable[..., Any]:
@@ -53,9 +63,8 @@ def find_environment(env_id: str) -> Callable[..., Any]:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"env.id is {env_id!r}, read as import.path:function, but {error}; it must be {FORMS}"
-        ) from error
+        hint = f"; did you mean 'gym:{env_id}'?" if re.search(r"-v\d+$", name) else f"; it must be {FORMS}"
+        raise ConfigError(f"env.id is {env_id!r}, read as import.path:function, but {error}{hint}") from error
     if not callable(function):
         raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function")
     result: Callable[..., Any] = function
@@ -63,7 +72,7 @@ def find_environment(env_id: str) -> Callable[..., Any]:
 
 
 FORMS = (
-    "procgen:GAME-MODE, gym:ID, envpool:ID, or import.path:function (in Python also a callable) that makes a Gymnasium "
-    "environment"
+    "procgen:GAME-MODE, gym:ID, gym:MODULE:ID (which imports MODULE first), envpool:ID, or import.path:function (in "
+    "Python also a callable) that makes a Gymnasium environment"
 )
 """The forms of an environment id, in words."""

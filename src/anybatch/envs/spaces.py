@@ -1,4 +1,4 @@
-"""Between the spaces that Gymnasium knows and the few kinds of array that anybatch trains on."""
+"""Conversion between Gymnasium's spaces and the few kinds of array that anybatch trains on."""
 
 from __future__ import annotations
 
@@ -16,50 +16,87 @@ _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of t
 _ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
 
 
+class _UnfitError(Exception):
+    """An array does not fit its space; `row` is the first wrong row of a batch, if the rows are to blame."""
+
+    def __init__(self, text: str, row: int | None = None) -> None:
+        super().__init__(text)
+        self.row = row
+
+
 @dataclass(frozen=True)
 class _Leaf:
-    """One array of an observation, or an action: its space as it is outside, and what it becomes inside."""
+    """One array of an observation, or an action: its space in the environment, and its form in anybatch."""
 
+    key: Any  # in the environment's Dict space; None outside of one
     native: gymnasium.Space[Any]
     space: gymnasium.Space[Any]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    start: Any  # first value of a Discrete space; inside, all of them start at 0
+    start: Any = None  # first value of a Discrete space; in anybatch, all of them start at 0
+    bounds: tuple[Any, Any] | None = None  # smallest and largest integers in the environment; None for floats
+    unbounded: bool = False  # whether any value of the dtype is within the bounds, as in images
 
-    def inside(self, raw: Any, lead: tuple[int, ...], who: str, copy: bool) -> np.ndarray:
-        """`raw` (*lead, *shape) in this leaf's dtype; `who` names the culprit in the EnvError if it does not fit."""
-        array = np.asarray(raw)
+    def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
+        """`raw` (*lead, *shape) in this leaf's dtype; raises _UnfitError if it does not fit the space."""
+        try:
+            array = np.asarray(raw)
+        except ValueError as error:  # lists of different lengths
+            raise _UnfitError(f"is not an array: {error}") from error
         if array.shape != (*lead, *self.shape):
-            raise EnvError(f"{who} has shape {array.shape}, where its space says {(*lead, *self.shape)}.")
-        if self.dtype.kind in "iub" and array.dtype.kind not in "iub":
-            raise EnvError(f"{who} has dtype {array.dtype}, where its space says {self.dtype}.")
+            raise _UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
+        if array.dtype.kind not in ("iub" if self.dtype.kind in "iub" else "iubf"):
+            raise _UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
+        if self.bounds is not None and not (self.unbounded and array.dtype == self.dtype):
+            self._check_bounds(array, len(lead))
         if array.dtype == self.dtype:
             array = array.copy() if copy else array
         else:
-            with np.errstate(over="ignore"):  # beyond float32 becomes inf, which check_finite reports
+            with np.errstate(over="ignore"):  # values beyond float32 become inf, which check_finite reports
                 array = array.astype(self.dtype)
         return array if self.start is None else array - self.start
 
+    def _check_bounds(self, array: np.ndarray, lead: int) -> None:
+        assert self.bounds is not None
+        low, high = self.bounds
+        if array.ndim == 0 and low <= array.item() <= high:  # saves microseconds a step
+            return
+        outside = (array < low) | (array > high)
+        if outside.any():
+            index = tuple(int(i) for i in np.argwhere(outside)[0])
+            least, greatest = (np.broadcast_to(bound, array.shape)[index] for bound in self.bounds)
+            where = f" at {list(index[lead:])}" if self.shape else ""
+            raise _UnfitError(
+                f"is {array[index]}{where}, where its space allows {least} to {greatest}", index[0] if lead else None
+            )
 
-def _leaf(space: gymnasium.Space[Any]) -> _Leaf | None:
+
+def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
     """The leaf for `space`, or None if its kind is not supported."""
     if isinstance(space, spaces.Box):
         if space.dtype.kind != "f":
-            return _Leaf(space, space, space.dtype, space.shape, None)
-        inside = space
+            limits = np.iinfo(np.uint8 if space.dtype == np.bool_ else space.dtype)
+            unbounded = bool((space.low == limits.min).all() and (space.high == limits.max).all())
+            bounds = (space.low, space.high)
+            return _Leaf(key, space, space, space.dtype, space.shape, bounds=bounds, unbounded=unbounded)
+        converted = space
         if space.dtype != np.float32:
             with np.errstate(over="ignore"):
                 low, high = space.low.astype(np.float32), space.high.astype(np.float32)
-            inside = spaces.Box(low, high, space.shape, np.float32)
-        return _Leaf(space, inside, np.dtype(np.float32), space.shape, None)
+            converted = spaces.Box(low, high, space.shape, np.float32)
+        return _Leaf(key, space, converted, np.dtype(np.float32), space.shape)
     if isinstance(space, spaces.Discrete):
-        start = int(space.start)
-        return _Leaf(space, spaces.Discrete(int(space.n)), np.dtype(np.int64), (), start or None)
+        first, size = int(space.start), int(space.n)
+        interval = (first, first + size - 1)
+        return _Leaf(key, space, spaces.Discrete(size), np.dtype(np.int64), (), first or None, interval)
     if isinstance(space, spaces.MultiDiscrete):
         begin = space.start if np.any(space.start) else None
-        return _Leaf(space, spaces.MultiDiscrete(space.nvec), np.dtype(np.int64), space.shape, begin)
+        bounds = (space.start, space.start + space.nvec - 1)
+        return _Leaf(
+            key, space, spaces.MultiDiscrete(space.nvec), np.dtype(np.int64), tuple(space.shape), begin, bounds
+        )
     if isinstance(space, spaces.MultiBinary):
-        return _Leaf(space, space, np.dtype(np.int8), space.shape, None)
+        return _Leaf(key, space, space, np.dtype(np.int8), tuple(space.shape), bounds=(0, 1))
     return None
 
 
@@ -67,67 +104,79 @@ class Observations:
     """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported."""
 
     def __init__(self, space: gymnasium.Space[Any], env_id: str) -> None:
-        self.env_id = env_id
-        self.leaves: dict[str | None, _Leaf] = {}
-        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {None: space}
-        for key, entry in entries.items():
-            leaf = _leaf(entry)
+        self._env_id = env_id
+        self._is_dict = isinstance(space, spaces.Dict)
+        self._leaves: dict[str, _Leaf] = {}  # by name, which is the key as text
+        for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]:
+            leaf = _leaf(entry, key)
             if leaf is None:
-                where = "" if key is None else f" has an entry '{key}' that"
-                hint = "" if key is None else "; wrap the environment so that it leaves this entry out or encodes it"
+                where = f" has an entry '{key}' that" if self._is_dict else ""
+                hint = "; wrap the environment so that it leaves this entry out or encodes it" if self._is_dict else ""
                 raise EnvError(
                     f"The observation space of {env_id}{where} is a {type(entry).__name__}, "
                     f"and anybatch supports {_OBSERVATIONS}{hint}."
                 )
-            self.leaves[key] = leaf
-        self.is_dict = isinstance(space, spaces.Dict)
+            if str(key) in self._leaves:
+                raise EnvError(f"The observation space of {env_id} has two keys that read '{key}'; rename one of them.")
+            self._leaves[str(key)] = leaf
         self.space: gymnasium.Space[Any] = (
-            spaces.Dict({str(k): leaf.space for k, leaf in self.leaves.items()})
-            if self.is_dict
-            else self.leaves[None].space
+            spaces.Dict({name: leaf.space for name, leaf in self._leaves.items()})
+            if self._is_dict
+            else self._leaves["None"].space
         )
 
     def empty(self, count: int) -> Observation:
         """Uninitialised arrays for `count` observations."""
-        arrays = {k: np.empty((count, *leaf.shape), leaf.dtype) for k, leaf in self.leaves.items()}
-        return self._pack(arrays)
+        return self._pack({name: np.empty((count, *leaf.shape), leaf.dtype) for name, leaf in self._leaves.items()})
 
     def put(self, into: Observation, index: int, raw: Any, env_index: int | None = None) -> None:
         """Write the single observation `raw` of environment `env_index` (default: `index`) to row `index` of `into`."""
-        who = f"The observation of environment {index if env_index is None else env_index} of {self.env_id}"
-        for key, leaf in self.leaves.items():
-            value = leaf.inside(self._entry(raw, key, who), (), who if key is None else f"{who}, entry '{key}',", False)
-            _arrays(into)[key][index] = value
+        for name, leaf in self._leaves.items():
+            array = into[name] if isinstance(into, dict) else into
+            try:
+                array[index] = leaf.convert(self._entry(raw, leaf), (), copy=False)
+            except _UnfitError as error:
+                raise self._error(error, name, index if env_index is None else env_index) from error
 
-    def batch(self, raw: Any, count: int, copy: bool) -> Observation:
-        """A batch that arrived in one piece: checked, converted, and with `copy` owning its memory."""
-        who = f"The batch of observations of {self.env_id}"
-        arrays = {
-            key: leaf.inside(
-                self._entry(raw, key, who), (count,), who if key is None else f"{who}, entry '{key}',", copy
-            )
-            for key, leaf in self.leaves.items()
-        }
+    def batch(self, raw: Any, count: int, copy: bool, env_index: np.ndarray | None = None) -> Observation:
+        """Check and convert a batch that arrived as one array; with `copy` the result owns its memory.
+
+        `env_index` maps rows to environments.
+        """
+        arrays = {}
+        for name, leaf in self._leaves.items():
+            try:
+                arrays[name] = leaf.convert(self._entry(raw, leaf), (count,), copy)
+            except _UnfitError as error:
+                row = error.row if error.row is None or env_index is None else int(env_index[error.row])
+                raise self._error(error, name, row) from error
         return self._pack(arrays)
 
-    def check_finite(self, observation: Observation, index: np.ndarray | None = None) -> None:
-        """Raise EnvError if a row holds NaN or infinity; `index` maps rows to environments."""
-        for array in _arrays(observation).values():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                row = int(np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0])
-                env_index = row if index is None else int(index[row])
-                raise EnvError(f"The observation of environment {env_index} of {self.env_id} is not finite.")
+    def check_finite(self, observation: Observation, env_index: np.ndarray | None = None) -> None:
+        """Raise EnvError if a row holds NaN or infinity; `env_index` maps rows to environments."""
+        for name, leaf in self._leaves.items():
+            array = observation[name] if isinstance(observation, dict) else observation
+            if leaf.dtype.kind == "f" and not np.isfinite(array).all():
+                index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+                row = index[0] if env_index is None else int(env_index[index[0]])
+                where = f" at {list(index[1:])}" if leaf.shape else ""
+                raise self._error(_UnfitError(f"is not finite: it is {array[index]}{where}"), name, row)
 
-    def _entry(self, raw: Any, key: str | None, who: str) -> Any:
-        if key is None:
+    def _error(self, error: _UnfitError, name: str, env_index: int | None) -> EnvError:
+        who = "The batch of observations" if env_index is None else f"The observation of environment {env_index}"
+        entry = f", entry '{name}'," if self._is_dict else ""
+        return EnvError(f"{who} of {self._env_id}{entry} {error}.")
+
+    def _entry(self, raw: Any, leaf: _Leaf) -> Any:
+        if not self._is_dict:
             return raw
         try:
-            return raw[key]
+            return raw[leaf.key]
         except (KeyError, TypeError, IndexError) as error:
-            raise EnvError(f"{who} lacks the entry '{key}' of its space.") from error
+            raise _UnfitError("is missing") from error
 
-    def _pack(self, arrays: dict[str | None, np.ndarray]) -> Observation:
-        return {str(key): array for key, array in arrays.items()} if self.is_dict else arrays[None]
+    def _pack(self, arrays: dict[str, np.ndarray]) -> Observation:
+        return arrays if self._is_dict else arrays["None"]
 
 
 class Actions:
@@ -138,14 +187,14 @@ class Actions:
         leaf = _leaf(space)
         flat = len(space.shape or ()) == 1 or not isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary))
         if leaf is None or not flat or (isinstance(space, spaces.Box) and space.dtype.kind != "f"):
-            found = " ".join(str(space).split())  # arrays print on several lines
-            raise EnvError(f"The action space of {env_id} is {found}, and anybatch supports {_ACTIONS}.")
+            description = " ".join(str(space).split())  # arrays print on several lines
+            raise EnvError(f"The action space of {env_id} is {description}, and anybatch supports {_ACTIONS}.")
         self.space = leaf.space
         self._leaf = leaf
         self._native_dtype = np.dtype(space.dtype)
 
     def native(self, action: np.ndarray, count: int) -> np.ndarray:
-        """`action` (N, ...) in the environment's own dtype and numbering."""
+        """`action` (N, ...) in the environment's dtype and numbering."""
         if action.shape != (count, *self._leaf.shape):
             raise EnvError(f"{self.env_id} takes actions of shape {(count, *self._leaf.shape)}, not {action.shape}.")
         array = action.astype(self._native_dtype, copy=False)
@@ -180,11 +229,14 @@ def write(into: Observation, index: np.ndarray, rows: Observation) -> None:
 
 
 def picture(observation: Observation | None, env_id: str) -> np.ndarray:
-    """The observation of environment 0 as a frame (H, W, 3) uint8; raises EnvError if it holds no image."""
+    """The observation of environment 0 as a frame (H, W, 3) uint8; raises EnvError if it holds no image.
+
+    Of a stack of frames it is the last one.
+    """
     for array in [] if observation is None else _arrays(observation).values():
-        if array.dtype != np.uint8 or array.ndim != 4:
+        if array.dtype != np.uint8 or array.ndim not in (4, 5):
             continue
-        frame = array[0]
+        frame = array[0] if array.ndim == 4 else array[0, -1]
         if frame.shape[-1] not in (1, 3) and frame.shape[0] <= 4:
             frame = frame[-1][..., None] if frame.shape[0] != 3 else frame.transpose(1, 2, 0)
         if frame.shape[-1] in (1, 3):

@@ -84,8 +84,8 @@ def in_numpy(encoder: nn.Module) -> ArrayFunction | None:
 def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.Module:
     """The encoder that `config` names: a module from observations (B, ...) to (B, out_features).
 
-    `auto` is impala for images and mlp for the rest. A Dict observation gets an encoder for each key (mlp for those
-    that are not images), and each option goes to those that take it. "import.path:Class" is built as
+    `auto` is impala for images and stacks of them, and mlp for the rest. A Dict observation gets an encoder for each
+    key (mlp for those that are not images), and each option goes to those that take it. "import.path:Class" is built as
     Class(observation_space, **options); it must have an integer `out_features`, and may set `low_precision` (default:
     whether the observations are images) to say whether bfloat16 autocast is welcome, and `recordable` (default: no) to
     say that its operations depend on shapes alone, so that a GPU may replay them from a CUDA graph when acting. A
@@ -118,10 +118,16 @@ def build_encoder(config: ModelConfig, observation_space: gym.Space[Any]) -> nn.
 
 
 def _choose(name: str, space: gym.Space[Any], *, inside_dict: bool) -> type[nn.Module]:
-    is_image = image_layout(space) is not None
-    if name == "auto":
-        return ImpalaEncoder if is_image else MlpEncoder
-    return MlpEncoder if inside_dict and not is_image else _BUILT_IN[name]
+    if name == "mlp" or not (name == "auto" or inside_dict):
+        return _BUILT_IN[name]
+    if image_layout(space) is not None:
+        return ImpalaEncoder if name == "auto" else _BUILT_IN[name]
+    if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 3:
+        raise ConfigError(
+            f"model.encoder is {name}, but uint8 observations of shape {space.shape} are neither images nor stacks of "
+            "images with the stack first, such as (4, 84, 84, 3); reshape them, or flatten them by model.encoder mlp."
+        )
+    return MlpEncoder
 
 
 def _arguments(encoder_class: type[nn.Module]) -> set[str]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from anybatch.errors import ConfigError
 
-Layout: TypeAlias = Literal["HWC", "CHW", "HW"]
-"""Order of an image's axes."""
+Layout: TypeAlias = Literal["HWC", "CHW", "HW", "SHWC", "SCHW"]
+"""Order of an image's axes; S counts the frames of a stack, whose channels are concatenated."""
 _CHANNELS = (1, 3, 4)
 
 
@@ -20,22 +20,40 @@ def image_layout(space: gym.Space[Any]) -> Layout | None:
     """The layout of the images of an observation space; None if it holds no images.
 
     A three-dimensional Box is an image: the last axis holds the channels if it has length 1, 3 or 4, else the first if
-    it has, else the shorter of the two. A two-dimensional uint8 Box is a grey image. Nothing else is an image.
+    it has, else the shorter of the two. A two-dimensional uint8 Box is a grey image. A four-dimensional Box is a stack
+    of frames, with the stack first, if height and width exceed the other two axes. Nothing else is an image.
     """
     if not isinstance(space, gym.spaces.Box):
         return None
     if len(space.shape) == 2:
         return "HW" if space.dtype == np.uint8 else None
-    if len(space.shape) != 3:
-        return None
-    first, last = space.shape[0], space.shape[-1]
-    if last in _CHANNELS or (first not in _CHANNELS and last <= first):
-        return "HWC"
-    return "CHW"
+    if len(space.shape) == 3:
+        return _frame_layout(space.shape)
+    if len(space.shape) == 4:
+        frames, *frame = space.shape
+        layout = _frame_layout(tuple(frame))
+        channels, height, width = _channels_first(layout, tuple(frame))
+        if min(height, width) > max(frames, channels):
+            return "SHWC" if layout == "HWC" else "SCHW"
+    return None
+
+
+def _frame_layout(shape: tuple[int, ...]) -> Literal["HWC", "CHW"]:
+    first, last = shape[0], shape[-1]
+    return "HWC" if last in _CHANNELS or (first not in _CHANNELS and last <= first) else "CHW"
+
+
+def _channels_first(layout: Literal["HWC", "CHW"], shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if layout == "HWC":
+        return shape[2], shape[0], shape[1]
+    return shape[0], shape[1], shape[2]
 
 
 def image_shape(encoder: str, space: gym.Space[Any]) -> tuple[Layout, int, int, int]:
-    """Layout, channels, height and width of `space`'s images; ConfigError, naming `encoder`, if it has none."""
+    """Layout, channels (of all frames), height and width of `space`'s images.
+
+    Raises ConfigError, naming `encoder`, if it has none.
+    """
     layout = image_layout(space)
     if layout is None or space.shape is None:
         raise ConfigError(
@@ -43,9 +61,10 @@ def image_shape(encoder: str, space: gym.Space[Any]) -> tuple[Layout, int, int, 
         )
     if layout == "HW":
         return layout, 1, space.shape[0], space.shape[1]
-    if layout == "HWC":
-        return layout, space.shape[2], space.shape[0], space.shape[1]
-    return layout, space.shape[0], space.shape[1], space.shape[2]
+    if layout == "HWC" or layout == "CHW":
+        return layout, *_channels_first(layout, space.shape)
+    channels, height, width = _channels_first("HWC" if layout == "SHWC" else "CHW", space.shape[1:])
+    return layout, space.shape[0] * channels, height, width
 
 
 def to_nchw(images: Tensor, layout: Layout) -> Tensor:
@@ -59,6 +78,10 @@ def to_nchw(images: Tensor, layout: Layout) -> Tensor:
         images = images.permute(0, 3, 1, 2)
     elif layout == "HW":
         images = images.unsqueeze(1)
+    elif layout == "SHWC":
+        images = images.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    elif layout == "SCHW":
+        images = images.flatten(1, 2)
     if images.dtype != torch.uint8:
         return images.float()
     device = images.device.type
@@ -79,6 +102,6 @@ def onednn_bf16(images: Tensor) -> bool:
         and torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
         and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere PyTorch has a slower fallback of its own
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()  # elsewhere PyTorch uses a slower fallback
         and not torch._C._functorch.is_functorch_wrapped_tensor(images)
     )

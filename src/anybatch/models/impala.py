@@ -46,8 +46,8 @@ class ImpalaEncoder(nn.Module):
 
     `width` multiplies the channels 16, 32, 32; `out_features` is the size F of the dense layer. Weights start with a
     fixed norm per output unit (first convolution of a stack 1, residual convolutions sqrt(1/sqrt(stacks)/sqrt(blocks)),
-    dense 1.4), biases at 0, as in the published code. Images are HWC, CHW or HW, as the observation space has them;
-    uint8 is divided by 255.
+    dense 1.4), biases at 0, as in the published code. Images are HWC, CHW or HW, or
+    stacks of them with the stack first, whose channels are concatenated; uint8 is divided by 255.
 
     Raises ConfigError if the observation space holds no images.
     """

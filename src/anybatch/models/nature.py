@@ -20,8 +20,8 @@ _SMALLEST = 36
 class NatureEncoder(nn.Module):
     """Three convolutions (8/4, 4/2, 3/1) and a dense layer, with relu: images to (B, F). Orthogonal initialisation.
 
-    `out_features` is the size F of the dense layer. Images are HWC, CHW or HW, as the observation space has them;
-    uint8 is divided by 255.
+    `out_features` is the size F of the dense layer. Images are HWC, CHW or HW, or
+    stacks of them with the stack first, whose channels are concatenated; uint8 is divided by 255.
 
     Raises ConfigError if the observation space holds no images, or images under 36 pixels.
     """

@@ -113,7 +113,7 @@ class _NumpyActor:
         """Raise ConfigError if NumPy and PyTorch disagree, which would bias every gradient without any other sign."""
         expected = self._agent.policy(observation)
         error = (params - expected).abs().max() / expected.abs().max().clamp(min=1.0)
-        # weights that are not finite have an error of their own
+        # weights that are not finite are reported elsewhere
         if not error <= _TOLERANCE and bool(torch.isfinite(expected).all()):
             name = type(self._agent.policy.encoder).__name__
             raise ConfigError(

@@ -85,7 +85,7 @@ class _Request:
 class RayActors:
     """Samples with Ray actors, every rollout ``max_lag`` iterations ahead of training.
 
-    A checkpoint holds no environments: on resuming they start new episodes, and sampling begins anew.
+    A checkpoint holds no environments: on resuming they start new episodes, and sampling starts again.
     """
 
     def __init__(

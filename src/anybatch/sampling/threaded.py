@@ -63,7 +63,7 @@ class Asynchronous:
         """Prepare; the thread starts with the first :meth:`next`.
 
         Args:
-            collect: samples one rollout from where ``sampler`` stands.
+            collect: continues ``sampler`` for one rollout.
             sampler: the environments; only the thread uses them once it runs.
             agent: the networks being trained; read in :meth:`next` only.
             max_lag: upper bound on the iterations between the weights that acted and those being trained.

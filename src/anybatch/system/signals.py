@@ -112,6 +112,14 @@ class Interrupts:
             raise Interrupted
 
 
+def describe_exit(code: int) -> str:
+    """Describe the exit code of a child process: "was killed by SIGKILL (is memory short?)"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + (" (is memory short?)" if name == "SIGKILL" else "")
+
+
 @contextmanager
 def ignoring_sigint() -> Iterator[None]:
     """Ignore SIGINT in the main thread; processes started meanwhile inherit this.

@@ -1,0 +1,77 @@
+"""Calls of a Gymnasium environment's `reset` and `step` that explain a wrong number of results."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+
+from anybatch.errors import EnvError
+
+_UNPACKING = "values to unpack"  # in Python's message if a wrapper around the environment expects another number
+
+
+def call_reset(reset: Callable[..., Any], env_id: str, **arguments: Any) -> tuple[Any, Any]:
+    """Reset; returns (observation, info). Raises EnvError if the result is anything else."""
+    try:
+        result = reset(**arguments)
+    except (ValueError, AttributeError) as error:
+        if _UNPACKING not in str(error) and not str(error).endswith("has no attribute 'items'"):
+            raise
+        raise EnvError(_reset_sentence(env_id, f"something else ({error})")) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise EnvError(f"{env_id} must have reset(*, seed=None, options=None), but: {error}.") from error
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        return result
+    what = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__} alone"
+    raise EnvError(_reset_sentence(env_id, what))
+
+
+def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
+    """Step; returns its five results. Raises EnvError if there are not five."""
+    try:
+        result = step(action)
+    except ValueError as error:
+        if _UNPACKING not in str(error):
+            raise
+        raise EnvError(_step_sentence(env_id, f"something else ({error})")) from error
+    if isinstance(result, tuple) and len(result) == 5:
+        return result
+    what = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise EnvError(_step_sentence(env_id, what))
+
+
+def _reset_sentence(env_id: str, what: str) -> str:
+    return f"reset of {env_id} must return (observation, info), with a dictionary as info, but returned {what}."
+
+
+def _step_sentence(env_id: str, what: str) -> str:
+    return (
+        f"step of {env_id} must return (observation, reward, terminated, truncated, info), but returned {what}; "
+        "environments for the API of gym before 0.26 return four values."
+    )
+
+
+class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment in a process of Gymnasium's AsyncVectorEnv.
+
+    That keeps the last observation of an episode by reference while it resets the environment, which may overwrite it;
+    this wrapper returns a copy.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
+        super().__init__(env)
+        self._env_id = env_id
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        return call_reset(self.env.reset, self._env_id, **arguments)
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = call_step(self.env.step, action, self._env_id)
+        if terminated or truncated:
+            observation = copy.deepcopy(observation)
+        return observation, reward, terminated, truncated, info
