@@ -50,6 +50,7 @@ class FlatRecord(TensorRecord):
     """Base of records whose samples are flattened to one axis, (B, ...), or (R, B, ...) for R stacked runs."""
 
     value_target: Tensor
+    """(B,), or (R, B)."""
 
     def __len__(self) -> int:
         """Number of samples B, of each run."""

@@ -154,7 +154,7 @@ class SegmentStore:
                 array.close()
 
     def state_dict(self, *, old_params: bool) -> dict[str, Any]:
-        """What a checkpoint keeps: the segments, or which segments of the files it belongs to.
+        """The segments, or the numbers of those in the files that belong to the checkpoint.
 
         ``old_params``: whether the old policy's parameters are needed as well. Files are forced to the disk first.
         """

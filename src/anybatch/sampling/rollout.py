@@ -44,7 +44,7 @@ class Rollout(Samples):
     """Iterations of training behind the weights that acted."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
@@ -117,7 +117,7 @@ class EpisodeTracker:
         self.first = np.ones_like(self.first)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """State for a checkpoint."""
         arrays = {"returns": self.returns, "lengths": self.lengths, "first": self.first}
         return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
@@ -154,7 +154,7 @@ class Sampler:
         return observation
 
     def state_dict(self) -> dict[str, object]:
-        """What a checkpoint keeps; ``env`` is None where the environments' state cannot be saved."""
+        """State for a checkpoint; ``env`` is None where the environments' state cannot be saved."""
         env_state, observation = None, None
         if self.observation is not None:
             env_state = self.env.save_state()
