@@ -153,7 +153,9 @@ class EwmaProximal(_FrozenCopy):
         """theta_prox <- EWMA_beta(theta); buffers are copied, which an average of counters or flags would spoil."""
         self._terms += 1
         # appendix A: theta_prox <- theta/w + (1 - 1/w) theta_prox, with w = 1 + beta + ... + beta^(terms-1)
-        weight = 1 / sum_of_powers(self.beta, self._terms)
+        self._move(1 / sum_of_powers(self.beta, self._terms))
+
+    def _move(self, weight: float | Tensor) -> None:
         if isinstance(weight, Tensor):
             for average, current in zip(self._average, self._current, strict=True):
                 average.lerp_(current, weight.to(current).view(-1, *[1] * (current.dim() - 1)))

@@ -57,6 +57,8 @@ STACKS = {
     ],
     "kl, recent": [small(objective="kl", proximal="recent"), small(objective="kl", proximal="recent", clip=0.1)],
     "kl, behavior": [small(objective="kl", proximal="behavior"), small(objective="kl", proximal="behavior")],
+    "kl, all proximal policies": [small(objective="kl", proximal=kind) for kind in ("recent", "behavior", "ewma")],
+    "ppg, all proximal policies": [small(**PPG, proximal=kind) for kind in ("recent", "behavior", "ewma")],
     "published kl estimator": [
         small(objective="kl", kl_estimator="half-squared"),
         small(objective="kl", kl_estimator="half-squared", kl_coefficient=3.0),
@@ -145,11 +147,11 @@ def test_networks_that_cannot_be_stacked_are_refused() -> None:
 
 def test_shapes_and_stacks() -> None:
     base = small()
-    same = [small(step_size=1.0, clip=0.1, center_of_mass=3.0, span=2.0), small(device="auto")]
+    same = [small(step_size=1.0, clip=0.1, center_of_mass=3.0, span=2.0, proximal="recent"), small(device="auto")]
     assert {shape_key(config) for config in same} == {shape_key(base)}
     other = [small(num_envs=8), small(objective="kl"), small(**STALE), small("Catch-v0"), small(discount=0.9)]
-    other += [small(proximal="recent"), small(importance="proximal")]
-    assert len({shape_key(config) for config in [base, *other]}) == 8
+    other += [small(importance="proximal")]
+    assert len({shape_key(config) for config in [base, *other]}) == 7
     with pytest.raises(ConfigError, match="differ in more than numbers"):
         run_stacked([base, other[0]], [0, 1])
     runs = [(base, seed) for seed in range(5)] + [(other[0], 0)]

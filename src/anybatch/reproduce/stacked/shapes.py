@@ -15,6 +15,7 @@ _PER_RUN = (
     "advantage.span",
     "policy.clip",
     "policy.kl_coefficient",
+    "policy.proximal",
     "policy.center_of_mass",
     "policy.max_importance_ratio",
     "policy.entropy_coefficient",

@@ -21,9 +21,11 @@ from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
 from anybatch.optimizers import Optimizers
 from anybatch.phase_storage.layout import layout_of
 from anybatch.policy_phase import Learner
+from anybatch.proximal import ProximalPolicy
 from anybatch.reproduce.stacked.networks import StackedAgent
 from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.reproduce.stacked.progress import Columns, StackedRun
+from anybatch.reproduce.stacked.proximal import MixedProximal
 from anybatch.reproduce.stacked.rollouts import StackedSampler
 from anybatch.reproduce.stacked.shapes import check_common_shape
 from anybatch.reproduce.stacked.store import StackedStore
@@ -148,12 +150,18 @@ def _learner(
         config=config,
         agent=agent,
         action_spec=agent.action_spec,
-        proximal=build_proximal(config, agent.policy),
+        proximal=_proximal([c.policy.proximal for c in configs], config, agent),
         optimizers=Optimizers(agent, config.optimizer, lambda matrices, _: StackedAdam(matrices, adams)),
         shuffle=_generators(seeds, "shuffle"),
         interrupts=Interrupts(),
         policy_statistics=statistics,
     )
+
+
+def _proximal(kinds: Sequence[str], config: TrainConfig, agent: StackedAgent) -> ProximalPolicy:
+    if len(set(kinds)) == 1:
+        return build_proximal(config, agent.policy)
+    return MixedProximal(agent.policy, kinds, config.policy.center_of_mass)
 
 
 def _components(
