@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-<<<<<<< HEAD
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
-=======
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
->>>>>>> 9c72767 (Policies load without their environment; act speaks the environment's numbering; ids are recorded only if they resolve; step limits and copies in evaluate)
 
 import torch
 from torch import Tensor
@@ -37,12 +29,8 @@ from anybatch.distributed.collectives import (
     wait_for_all,
     world_size,
 )
-<<<<<<< HEAD
 from anybatch.distributed.state import Stateful
-from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
-=======
 from anybatch.errors import AnybatchError, CheckpointError, DivergenceError
->>>>>>> 9c72767 (Policies load without their environment; act speaks the environment's numbering; ids are recorded only if they resolve; step limits and copies in evaluate)
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase

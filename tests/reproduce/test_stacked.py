@@ -79,11 +79,7 @@ STACKS = {
     "continuous, ppg, truncation": [small("Pendulum-v1", **PPG, **CUT), small("Pendulum-v1", **PPG, **CUT, clip=0.1)],
     "gymnasium": [small("gym:CartPole-v1"), small("gym:CartPole-v1", step_size=1e-3)],
 }
-<<<<<<< HEAD
-NOT_IN_STACKS = {"env_steps_per_second", "policy_loss"}
-=======
-NOT_IN_STACKS = {"env_steps_per_second", "policy_loss", "aux_gradient_steps", "step_size"}
->>>>>>> 9c72767 (Policies load without their environment; act speaks the environment's numbering; ids are recorded only if they resolve; step limits and copies in evaluate)
+NOT_IN_STACKS = {"env_steps_per_second", "policy_loss", "step_size"}
 
 
 @pytest.mark.procgen

@@ -31,7 +31,7 @@ from anybatch.distributed.collectives import (
 from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.envs.registry import environment_id, is_importable
 from anybatch.errors import CheckpointError, ConfigError
-from anybatch.optimizers import step_size
+from anybatch.optimizers import scheduled
 from anybatch.runs import checkpoint
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
@@ -112,7 +112,7 @@ class Run:
                 workers are added.
         """
         sampled = _of_all_workers(sampled)
-        used_step_size = step_size(self.config.optimizer, self.progress)
+        step_size = _step_size(self.config, self.env_steps)
         self.iteration += 1
         self.env_steps += sampled.env_steps
         self.gradient_steps += int(statistics["gradient_steps"])
@@ -130,7 +130,7 @@ class Run:
             "episodes": self.episodes,
             **statistics,
             "gradient_steps": self.gradient_steps,
-            "step_size": used_step_size,
+            "step_size": step_size,
         }
 
     def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:
@@ -332,12 +332,18 @@ def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> lis
     """A sentence about the step size where its schedule depends on ``total_env_steps``."""
     if after.optimizer.schedule == "constant" or after.total_env_steps == before.total_env_steps:
         return []
-    old, new = (step_size(c.optimizer, min(1.0, env_steps / c.total_env_steps)) for c in (before, after))
+    old, new = (_step_size(config, env_steps) for config in (before, after))
     return [
         f"optimizer.schedule is {after.optimizer.schedule}: with total_env_steps {after.total_env_steps:,} instead of "
         f"{before.total_env_steps:,} the step size goes on at {new:.3g} instead of {old:.3g}, and decays to 0 at the "
         "new end; progress.csv has it in the column step_size"
     ]
+
+
+def _step_size(config: TrainConfig, env_steps: int) -> float:
+    """The step size after ``env_steps`` environment steps."""
+    optimizer = config.optimizer
+    return scheduled(optimizer.step_size, optimizer.schedule, min(1.0, env_steps / config.total_env_steps))
 
 
 def _of_all_workers(sampled: Sampled) -> Sampled:
