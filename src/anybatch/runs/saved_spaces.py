@@ -77,7 +77,7 @@ def to_plain(space: Space[Any]) -> dict[str, Any]:
             "dtype": str(space.dtype),
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"kind": "MultiBinary", "shape": list(space.shape)}
+        return {"kind": "MultiBinary", "n": space.shape[0] if len(space.shape) == 1 else list(space.shape)}
     assert isinstance(space, spaces.Box)  # an environment with another space cannot be made
     bounds = {"low": _short(space.low), "high": _short(space.high)}
     return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
@@ -95,7 +95,7 @@ def from_plain(data: Mapping[str, Any]) -> Space[Any]:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.array(data["nvec"]), np.dtype(data["dtype"]), start=np.array(data["start"]))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["shape"])
+        return spaces.MultiBinary(data["n"])
     if kind != "Box":
         raise ValueError(kind)
     shape, dtype = tuple(data["shape"]), np.dtype(data["dtype"])
@@ -115,7 +115,7 @@ def _essence(space: Space[Any], bounds: bool) -> dict[Any, Any]:
     if isinstance(space, spaces.Dict):
         return {key: _essence(entry, bounds) for key, entry in space.spaces.items()}
     data = to_plain(space)
-    if data["kind"] != "Box":
+    if not isinstance(space, spaces.Box):
         return {**data, "dtype": None}
     if np.dtype(data["dtype"]).kind != "f":
         return data
