@@ -73,7 +73,12 @@ class StepSizes:
     def set_progress(self, fraction: float) -> None:
         """Set the step sizes for a run of which ``fraction`` (0 to 1) of the environment steps is done."""
         for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
-            group["lr"] = initial * max(0.0, 1 - fraction) if self._schedule == "linear" else initial
+            group["lr"] = scheduled(initial, self._schedule, fraction)
+
+
+def scheduled(initial: float, schedule: str, fraction: float) -> float:
+    """Step size when ``fraction`` (0 to 1) of a run's environment steps is done, ``initial`` at its start."""
+    return initial * max(0.0, 1 - fraction) if schedule == "linear" else initial
 
 
 def clip_gradients_(parameters: list[Parameter], max_norm: float | None) -> None:

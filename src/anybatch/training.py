@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from torch import Tensor
 from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate
+from anybatch.config.validation import check_integer, validate
 from anybatch.distributed.collectives import (
     any_worker,
     check_equal,
@@ -30,7 +30,7 @@ from anybatch.distributed.collectives import (
     world_size,
 )
 from anybatch.distributed.state import Stateful
-from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
+from anybatch.errors import AnybatchError, CheckpointError, DivergenceError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
@@ -216,8 +216,7 @@ def train(
         DivergenceError: training is no longer finite; the last checkpoint stays.
     """
     validate(config)
-    if seed < 0:
-        raise ConfigError(f"seed is {seed}, but must be at least 0")
+    seed = check_integer("seed", seed, at_least=0)
     components = build(config, seed, segments=Path(out) / SEGMENTS)
     with _closing(components):
         run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
@@ -227,7 +226,13 @@ def train(
 
 
 @joined_process_group()
-def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bool = False) -> TrainResult:
+def resume(
+    run_dir: str | Path,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    total_env_steps: int | None = None,
+    quiet: bool = False,
+) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
 
     Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
@@ -236,7 +241,10 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
 
     Args:
         run_dir: the run folder.
-        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml.
+        env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
+            callable without an import path has to be passed again, in every process.
+        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. The step
+            size of a linear schedule follows: it is what a run of this length has at the same point.
         quiet: show no progress.
 
     Raises:
@@ -244,7 +252,7 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
         ConfigError: ``total_env_steps`` is not above the steps done.
         EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
-    run, content = open_run(Path(run_dir), total_env_steps=total_env_steps, quiet=quiet)
+    run, content = open_run(Path(run_dir), env=env, total_env_steps=total_env_steps, quiet=quiet)
     validate(run.config)
     # environments that start new episodes must not replay the levels of the run's beginning
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
@@ -260,6 +268,8 @@ def resume(run_dir: str | Path, *, total_env_steps: int | None = None, quiet: bo
             ) from error
         for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
+        if env is not None or total_env_steps is not None:
+            run.write_config()  # only now, when the checkpoint is known to fit
         return _run(run, components)
 
 

@@ -102,8 +102,8 @@ def shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "train", lambda config, *rest, **keywords: train(short(config), *rest, **keywords))
     monkeypatch.setattr(training, "resume", longer)
 
-    def fewer(policy, env=None, episodes=100, seed=0, **keywords):
-        return evaluate(policy, env, 2, seed, **keywords)
+    def fewer(policy, env=None, episodes=100, seed=0, *rest, **keywords):
+        return evaluate(policy, env, 2, seed, *rest, **keywords)
 
     def cut_short(config, num_envs, seed):
         env, steps = make(config, num_envs, seed), itertools.count(1)

@@ -21,7 +21,7 @@ from anybatch.system.signals import Interrupted, Interrupts
 class Scripted:
     """Every reset and step does what `does` says; counts what is closed."""
 
-    num_envs, observation_space, action_space, bootstrap_truncated = 1, None, None, True
+    num_envs, observation_space, action_space, native_spaces, bootstrap_truncated = 1, None, None, None, True
 
     def __init__(self, does: Callable[[], Any]) -> None:
         self.does, self.closed = does, 0

@@ -19,7 +19,7 @@ from anybatch.runs.progress import read_progress
 from anybatch.training import train
 
 FOLDER = Path(__file__).parent
-NOT_COMPARED = {"env_steps_per_second", "max_log_ratio"}
+NOT_COMPARED = {"env_steps_per_second", "max_log_ratio", "step_size"}
 
 
 class Pictures(gymnasium.Env[np.ndarray, int]):

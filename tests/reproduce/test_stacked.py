@@ -81,7 +81,7 @@ STACKS = {
     "continuous, ppg, truncation": [small("Pendulum-v1", **PPG, **CUT), small("Pendulum-v1", **PPG, **CUT, clip=0.1)],
     "gymnasium": [small("gym:CartPole-v1"), small("gym:CartPole-v1", step_size=1e-3)],
 }
-NOT_IN_STACKS = {"env_steps_per_second", "policy_loss"}
+NOT_IN_STACKS = {"env_steps_per_second", "policy_loss", "step_size"}
 
 
 @pytest.mark.procgen

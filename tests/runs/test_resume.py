@@ -188,6 +188,18 @@ def test_progress_has_the_documented_columns(tmp_path: Path) -> None:
     assert [int(row["gradient_steps"]) for row in found] == [12, 24, 36]  # 3 epochs of 4 minibatches
 
 
+def test_the_step_size_is_logged(tmp_path: Path) -> None:
+    # 1e-2 times the fraction of the 4 iterations that is left before each of them
+    train(small(iterations=4, schedule="linear"), tmp_path / "run", quiet=True)
+    assert step_sizes(tmp_path / "run") == pytest.approx([1e-2, 7.5e-3, 5e-3, 2.5e-3])
+    train(small(iterations=2), tmp_path / "constant", quiet=True)
+    assert step_sizes(tmp_path / "constant") == [1e-2, 1e-2]
+
+
+def step_sizes(out: Path) -> list[float]:
+    return [float(row["step_size"]) for row in rows(out)]
+
+
 # ---------------------------------------------------------------- resume
 
 
@@ -208,6 +220,19 @@ def test_stopping_and_resuming_changes_nothing(variant: str, tmp_path: Path) -> 
     assert rows(halves) == rows(whole)
     assert second.env_steps == int(rows(whole)[-1]["env_steps"])
     assert not (halves / "progress-lost.csv").exists()
+
+
+def test_a_new_end_of_the_linear_schedule_is_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(small(iterations=2, schedule="linear"), tmp_path / "run", quiet=True)
+    capsys.readouterr()
+    resume(tmp_path / "run", total_env_steps=4 * ITERATION, quiet=True)
+    assert (
+        "with total_env_steps 256 instead of 128 the step size goes on at 0.005 instead of 0" in capsys.readouterr().err
+    )
+    assert step_sizes(tmp_path / "run") == pytest.approx([1e-2, 5e-3, 5e-3, 2.5e-3])  # 1e-2 * (1 - 2 / 4) in the third
+    train(small(iterations=2), tmp_path / "constant", quiet=True)
+    resume(tmp_path / "constant", total_env_steps=4 * ITERATION, quiet=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_resuming_after_every_iteration(tmp_path: Path) -> None:

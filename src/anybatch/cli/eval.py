@@ -5,22 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def main(run: Path, /, episodes: int = 100, seed: int = 0, greedy: bool = False, device: str = "auto") -> int:
+def main(
+    run: Path,
+    /,
+    episodes: int = 100,
+    seed: int = 0,
+    num_envs: int | None = None,
+    max_steps: int | None = None,
+    greedy: bool = False,
+    device: str = "auto",
+) -> int:
     """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones.
 
     Args:
         run: Run folder.
         episodes: Episodes to play.
         seed: Seed of environments and actions.
+        num_envs: Copies of the environment that play at the same time; by default as in training, at most 64.
+        max_steps: Steps after which an episode is cut and counted as unfinished.
         greedy: Take the most likely action instead of sampling.
         device: cpu, cuda, cuda:N, or auto.
     """
-    from anybatch.runs.evaluation import evaluate, load_policy, unseen_levels
+    from anybatch.runs.evaluation import EnvChoice, Evaluation, evaluate, load_policy, unseen_levels
+
+    def play(env: EnvChoice) -> Evaluation:
+        return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
 
     policy = load_policy(run, device=device)
     unseen = unseen_levels(policy.config.env)
     label = "mean return" if unseen is None else "mean return on training levels"
-    print(f"{label}: {evaluate(policy, None, episodes, seed, greedy=greedy)}")
+    print(f"{label}: {play(None)}")
     if unseen is not None:
-        print(f"mean return on unseen levels: {evaluate(policy, unseen, episodes, seed, greedy=greedy)}")
+        print(f"mean return on unseen levels: {play(unseen)}")
     return 0

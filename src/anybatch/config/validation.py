@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from anybatch.config import fields
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
@@ -95,6 +96,19 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_policy(config)
     _check_source(config)
     return config
+
+
+def check_integer(name: str, value: Any, *, at_least: int) -> int:
+    """``value`` as an int, if it is an integer (NumPy's too) of at least ``at_least``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    with contextlib.suppress(AttributeError, TypeError):  # NumPy's arrays have the method as well
+        number: int = value.__index__()
+        if number >= at_least and not isinstance(value, bool):
+            return number
+    raise ConfigError(f"{name} is {value!r}, but must be an integer of at least {at_least}")
 
 
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:

@@ -49,6 +49,8 @@ class VectorEnv(Protocol):
     """Of a single environment, after conversion: floats are float32, Discrete spaces start at 0."""
     action_space: gymnasium.Space[Any]
     """Of a single environment, before conversion: Box is float32, Discrete spaces start at 0."""
+    native_spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]]
+    """Observation and action space of a single environment, without conversion."""
     bootstrap_truncated: bool
     """Whether truncated episodes are bootstrapped by default."""
 

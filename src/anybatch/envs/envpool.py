@@ -135,8 +135,12 @@ class EnvPoolVectorEnv:
         with warnings.catch_warnings():
             # EnvPool gives float32 bounds in float64, about which Gymnasium warns.
             warnings.simplefilter("ignore", UserWarning)
-            self._observations = Observations(self._pool.observation_space, env_id)
-            self._actions = Actions(self._pool.action_space, env_id)
+            self.native_spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] = (
+                self._pool.observation_space,
+                self._pool.action_space,
+            )
+            self._observations = Observations(self.native_spaces[0], env_id)
+            self._actions = Actions(self.native_spaces[1], env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         action_spec = list(self._pool.spec.action_array_spec.values())[-1]

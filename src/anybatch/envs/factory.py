@@ -80,6 +80,15 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
         env.close()
 
 
+def native_spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """(observation space, action space) of a single environment, as it is without conversion."""
+    env = make(config, 1, 0)
+    try:
+        return env.native_spaces
+    finally:
+        env.close()
+
+
 def _suggest_family(name: str) -> str:
     """A hint for an id without a family, or for one whose family is missing."""
     from anybatch.envs.procgen import GAMES
@@ -217,6 +226,7 @@ def _make_callable(
             "expected."
         )
     if env.num_envs != len(seeds):
+        env.close()
         raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
     return GymnasiumVector(env, seeds, env_id=env_id)
 

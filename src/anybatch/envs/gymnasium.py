@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,10 +29,15 @@ class GymnasiumLoop:
         """`seeds`: one for each of the N environments."""
         self.num_envs = num_envs = len(seeds)
         self._env_id = env_id
-        self._envs = [make_env() for _ in range(num_envs)]
-        first = self._envs[0]
-        self._observations = Observations(first.observation_space, env_id)
-        self._actions = Actions(first.action_space, env_id)
+        self._envs: list[gymnasium.Env[Any, Any]] = []
+        with contextlib.ExitStack() as undo:  # closes those that are made if a later one fails
+            undo.callback(self.close)
+            for _ in range(num_envs):
+                self._envs.append(make_env())
+            self.native_spaces = (self._envs[0].observation_space, self._envs[0].action_space)
+            self._observations = Observations(self.native_spaces[0], env_id)
+            self._actions = Actions(self.native_spaces[1], env_id)
+            undo.pop_all()
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self._seeds: list[int] | list[None] = list(seeds)
@@ -98,8 +104,9 @@ class GymnasiumLoop:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        with contextlib.ExitStack() as stack:  # if closing one of them fails, the others are closed all the same
+            for env in reversed(self._envs):
+                stack.callback(env.close)
 
     def _scalar(self, reward: Any, index: int) -> float:
         try:

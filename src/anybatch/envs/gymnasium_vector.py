@@ -47,13 +47,17 @@ class GymnasiumVector:
         self._env = env
         self._env_id = env_id
         self._base = env.unwrapped
-        self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
+        with contextlib.ExitStack() as undo:
+            undo.callback(env.close)
+            self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
+            self.native_spaces = (env.single_observation_space, env.single_action_space)
+            self._observations = Observations(env.single_observation_space, env_id)
+            self._actions = Actions(env.single_action_space, env_id)
+            undo.pop_all()
         if self._same_step and type(env) is SyncVectorEnv:
             env.autoreset_mode = AutoresetMode.DISABLED  # to read the last observations before the reset
             self._same_step = False
         self._final_may_be_overwritten = not copies_final_observation
-        self._observations = Observations(env.single_observation_space, env_id)
-        self._actions = Actions(env.single_action_space, env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self.takes_one_seed = not isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)

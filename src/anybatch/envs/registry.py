@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
+import secrets
+import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from anybatch.errors import ConfigError
 
-_registered: dict[str, Callable[..., Any]] = {}
+_unnamed: dict[str, Callable[..., Any]] = {}
+_MAIN = ("__main__", "__mp_main__")  # another program in every process; the second in children of multiprocessing
 
 
 def environment_id(env: str | Callable[..., Any]) -> str:
-    """The id of an environment: a string as it is, a callable as ``import.path:function``.
+    """The id of an environment: a string as it is, a callable as ``import.path:function`` if that names it.
 
-    A callable is remembered under its id while this Python process lives. In another process, when a run is resumed or
-    evaluated, it is found by its import path; one without (a lambda, a function of a notebook) has to be named again
-    with ``environment_id`` first.
+    Importing the path must give the very same object. For other callables (a lambda, a partial, a method of an object,
+    a function whose name is that of the function it wraps, anything in ``__main__``) the id holds a ``#``: this process
+    remembers the callable, and any other process has to be given it again.
+
+    Raises:
+        ConfigError: it is neither a string nor callable.
     """
     if isinstance(env, str):
         return env
@@ -31,37 +39,52 @@ def environment_id(env: str | Callable[..., Any]) -> str:
             f"env is a {type(env).__name__}, but must be an id as text, or a function or class that makes an "
             "environment, so that anybatch can make several"
         )
-    module = getattr(env, "__module__", None) or type(env).__module__
-    name = getattr(env, "__qualname__", None) or type(env).__qualname__
-    base = f"{module}:{name}"
-    number, env_id = 1, base
-    while env_id in _registered and _registered[env_id] is not env:
-        number += 1
-        env_id = f"{base}#{number}"
-    _registered[env_id] = env
+    module = str(getattr(env, "__module__", None) or type(env).__module__)
+    name = str(getattr(env, "__qualname__", None) or type(env).__qualname__)
+    path = f"{module}:{name}"
+    if _is_at(env, module, name):
+        return path
+    for known, other in _unnamed.items():
+        if _same(other, env):
+            return known
+    env_id = f"{path}#{_process_token()}-{len(_unnamed) + 1}"
+    _unnamed[env_id] = env
     return env_id
+
+
+def is_importable(env_id: str) -> bool:
+    """Whether other processes can make the environment from its id alone."""
+    return not {"#", "<"} & set(env_id)
+
+
+def is_known(env_id: str) -> bool:
+    """Whether this process remembers the callable, or finds it by its import path."""
+    return is_importable(env_id) or env_id in _unnamed
 
 
 def find_environment(env_id: str) -> Callable[..., Any]:
     """The callable behind ``import.path:function``.
 
     Raises:
-        ConfigError: it is not remembered in this process and cannot be imported.
+        ConfigError: it cannot be imported, or is not remembered in this process.
     """
-    if env_id in _registered:
-        return _registered[env_id]
-    module, _, name = env_id.partition(":")
-    if "<" in name or "#" in name:
+    if env_id in _unnamed:
+        return _unnamed[env_id]
+    if not is_importable(env_id):
         raise ConfigError(
-            f"env.id is {env_id!r}, a function without an import path that this process does not know; "
-            "define it in a module, or pass it to anybatch.envs.registry.environment_id first"
+            f"env.id is {env_id!r}, a callable of another process that cannot be imported by name; pass it again in "
+            "Python, as env of resume, load_policy or evaluate"
+        )
+    module, _, name = env_id.partition(":")
+    if module in _MAIN:
+        raise ConfigError(
+            f"env.id is {env_id!r}, but {module} is another program in every process; pass the callable itself, "
+            "or move it to a module"
         )
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
         raise ConfigError(f"env.id is {env_id!r}, which is no environment id: it must be {FORMS}")
     try:
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = _attribute(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         hint = f"; did you mean 'gym:{env_id}'?" if re.search(r"-v\d+$", name) else f"; it must be {FORMS}"
         raise ConfigError(f"env.id is {env_id!r}, read as import.path:function, but {error}{hint}") from error
@@ -76,3 +99,31 @@ FORMS = (
     "Python also a callable) that makes a Gymnasium environment"
 )
 """The forms of an environment id, in words."""
+
+
+def _attribute(module: Any, name: str) -> Any:
+    return functools.reduce(getattr, name.split("."), module)
+
+
+def _is_at(env: Callable[..., Any], module: str, name: str) -> bool:
+    """Whether a program that imports the path gets `env`."""
+    loaded = sys.modules.get(module)
+    if module in _MAIN or getattr(loaded, "__spec__", None) is None:  # a module without a spec is in no file
+        return False
+    try:
+        return _same(_attribute(loaded, name), env)
+    except AttributeError:
+        return False
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two callables are one object; Python makes the object of a method anew at every access."""
+    if isinstance(a, MethodType) and isinstance(b, MethodType):
+        return a.__self__ is b.__self__ and a.__func__ is b.__func__
+    return a is b
+
+
+@functools.cache
+def _process_token() -> str:
+    """Distinguishes the ids of this process from those that another one has recorded."""
+    return secrets.token_hex(4)

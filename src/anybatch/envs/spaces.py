@@ -90,7 +90,7 @@ def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
         interval = (first, first + size - 1)
         return _Leaf(key, space, spaces.Discrete(size), np.dtype(np.int64), (), first or None, interval)
     if isinstance(space, spaces.MultiDiscrete):
-        begin = space.start if np.any(space.start) else None
+        begin = space.start.astype(np.int64) if np.any(space.start) else None
         bounds = (space.start, space.start + space.nvec - 1)
         return _Leaf(
             key, space, spaces.MultiDiscrete(space.nvec), np.dtype(np.int64), tuple(space.shape), begin, bounds
@@ -152,6 +152,22 @@ class Observations:
                 raise self._error(error, name, row) from error
         return self._pack(arrays)
 
+    def one_or_batch(self, raw: Any) -> tuple[Observation, bool]:
+        """A single observation, or a batch of them, as a batch (B, ...) of its own memory; and whether it was one."""
+        name, leaf = next(iter(self._leaves.items()))
+        try:
+            values = self._entry(raw, leaf)
+            one = np.ndim(values) == len(leaf.shape)
+        except _UnfitError as error:
+            raise self._error(error, name, None) from error
+        if one:
+            batch = self.empty(1)
+            self.put(batch, 0, raw)
+        else:
+            batch = self.batch(raw, len(values), copy=True)
+        self.check_finite(batch)
+        return batch, one
+
     def check_finite(self, observation: Observation, env_index: np.ndarray | None = None) -> None:
         """Raise EnvError if a row holds NaN or infinity; `env_index` maps rows to environments."""
         for name, leaf in self._leaves.items():
@@ -197,9 +213,8 @@ class Actions:
         """`action` (N, ...) in the environment's dtype and numbering."""
         if action.shape != (count, *self._leaf.shape):
             raise EnvError(f"{self.env_id} takes actions of shape {(count, *self._leaf.shape)}, not {action.shape}.")
-        array = action.astype(self._native_dtype, copy=False)
-        if self._leaf.start is not None:
-            array = array + self._leaf.start
+        array = action if self._leaf.start is None else action + self._leaf.start
+        array = array.astype(self._native_dtype, copy=False)
         box = self._leaf.native
         if isinstance(box, spaces.Box) and self._native_dtype != np.float32:
             array = np.clip(array, box.low, box.high)  # a float32 bound can lie just outside the float64 one

@@ -25,6 +25,7 @@ class TimedEnv:
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space
+        self.native_spaces = env.native_spaces
         self.bootstrap_truncated = env.bootstrap_truncated
         self._env = env
         self._seconds = min(seconds, threading.TIMEOUT_MAX)  # infinity is allowed

@@ -35,6 +35,7 @@ from anybatch.phase_storage.layout import layout_of
 from anybatch.phase_storage.store import SegmentStore
 from anybatch.policy_phase import Learner
 from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
+from anybatch.runs.saved_spaces import SavedSpaces
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.sampling.ray import RayActors, Seeds
 from anybatch.sampling.rollout import Rollout, Sampler, collect
@@ -60,6 +61,7 @@ class Components:
         """The parts that a checkpoint keeps, in the order in which they are restored."""
         learner = self.learner
         parts: dict[str, Stateful | None] = {
+            "spaces": SavedSpaces(self.env.native_spaces, learner.config.env.id),
             "agent": Replicated(learner.agent),
             "optimizers": Replicated(learner.optimizers),
             "proximal": Replicated(learner.proximal),

@@ -3,115 +3,190 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
 from anybatch.config.schema import EnvConfig, TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.envs.base import Observation as EnvObservation
-from anybatch.envs.factory import make, spaces
-from anybatch.errors import ConfigError
+from anybatch.envs.base import VectorEnv
+from anybatch.envs.factory import make, native_spaces
+from anybatch.envs.registry import environment_id, is_known
+from anybatch.envs.spaces import Actions, Observations
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
 from anybatch.runs.files import CHECKPOINTS
 from anybatch.runs.run import read_config
+from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.sampling.rollout import to_device
 
 _MAX_ENVS = 64
 
+EnvChoice = str | EnvConfig | Callable[..., Any] | None
+"""An environment's id, configuration, or a callable that makes it; None for the one that a policy was trained in."""
+
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A trained policy: observations in, actions out."""
+    """A trained policy: observations in, actions out, both as the environment gives and takes them."""
 
     agent: Agent
     config: TrainConfig
     """Configuration of its training."""
     device: torch.device
     """Device of the networks."""
+    observation_space: gymnasium.Space[Any]
+    """Space of a single observation."""
+    action_space: gymnasium.Space[Any]
+    """Space of a single action."""
 
-    def act(
-        self, observation: EnvObservation, generator: torch.Generator | None = None, *, greedy: bool = False
-    ) -> np.ndarray:
-        """Choose actions.
+    def act(self, observation: Any, generator: torch.Generator | None = None, *, greedy: bool = False) -> Any:
+        """Choose an action for an observation, or one for each observation of a batch.
 
         Args:
-            observation: (B, ...) array, or a dictionary of such arrays.
+            observation: an element of ``observation_space``, or a batch (B, ...) of them; for a Dict space a dictionary
+                of such arrays.
             generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
 
         Returns:
-            (B, ...) actions in the environment's format.
+            An element of ``action_space``, or (B, ...) of them.
+
+        Raises:
+            EnvError: an observation does not fit the space, or is not finite.
+            DivergenceError: the networks' outputs are not finite.
         """
-        with torch.no_grad():
-            distribution = self.agent.policy.distribution(to_device(observation, self.device))
-            action = distribution.mode() if greedy else distribution.sample(generator)
-        return self.agent.action_spec.to_env(action)
+        batch, one = self._observations.one_or_batch(observation)
+        action = choose_actions(self, batch, generator, greedy=greedy)
+        native = self._actions.native(action, len(action))
+        return native[0] if one else native
+
+    @cached_property
+    def _observations(self) -> Observations:
+        return Observations(self.observation_space, self.config.env.id)
+
+    @cached_property
+    def _actions(self) -> Actions:
+        return Actions(self.action_space, self.config.env.id)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns of complete episodes, not normalised."""
+    """Returns of episodes, not normalised."""
 
     returns: list[float]
-    """Return of each episode."""
+    """Return of each complete episode."""
     lengths: list[int]
-    """Steps of each episode."""
+    """Steps of each complete episode."""
+    unfinished_returns: list[float] = field(default_factory=list)
+    """Return so far of each episode that ``max_steps`` cut."""
+
+    @property
+    def unfinished(self) -> int:
+        """Episodes that ``max_steps`` cut."""
+        return len(self.unfinished_returns)
 
     @property
     def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.returns))
+        """Mean return of the complete episodes; NaN if there is none."""
+        return float(np.mean(self.returns)) if self.returns else math.nan
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the mean; NaN for a single episode."""
+        """Standard error of the mean; NaN for less than two episodes."""
         count = len(self.returns)
         return float(np.std(self.returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan
 
     def __str__(self) -> str:
-        """``mean +- standard error (episodes)``."""
-        return f"{self.mean:.2f} +- {self.standard_error:.2f} ({len(self.returns)} episodes)"
+        """``mean +- standard error (episodes)``, and the number of unfinished ones if there are any."""
+        unfinished = f", and {self.unfinished} unfinished that do not count" if self.unfinished else ""
+        return f"{self.mean:.2f} +- {self.standard_error:.2f} ({len(self.returns)} episodes{unfinished})"
 
 
-def load_policy(run_dir: str | Path, *, device: str = "auto") -> LoadedPolicy:
-    """Load the policy of a run from its newest intact checkpoint.
+def load_policy(
+    run_dir: str | Path,
+    *,
+    device: str = "auto",
+    precision: str | None = None,
+    env: str | Callable[..., Any] | None = None,
+) -> LoadedPolicy:
+    """Load the policy of a run from its newest intact checkpoint; the environment is not started.
+
+    Args:
+        run_dir: the run folder.
+        device: cpu, cuda, cuda:N, or auto.
+        precision: fp32, bf16 or auto; None for that of the training. Exporting needs fp32.
+        env: the environment's id or callable, to be made with the run's options when it is evaluated; a callable
+            without an import path has to be passed in every process.
 
     Raises:
-        CheckpointError: the folder is not a run folder, or has no intact checkpoint.
-        ConfigError: the device does not exist.
+        CheckpointError: the folder is not a run folder, or has no intact checkpoint that fits its configuration.
+        ConfigError: the device or precision does not exist.
     """
     folder = Path(run_dir)
     config, _ = read_config(folder)
+    if env is not None:
+        config = replace(config, env=replace(config.env, id=environment_id(env)))
     content, _ = checkpoint.load_newest(folder / CHECKPOINTS)
-    policy = initial_policy(config, device=device)
-    policy.agent.load_state_dict(content["state"]["agent"])
+    try:
+        state = content["state"]
+        # checkpoints of before have no spaces
+        saved = restore_spaces(state["spaces"]) if "spaces" in state else native_spaces(config.env)
+        policy = _build_policy(config, saved, device=device, precision=precision)
+        policy.agent.load_state_dict(state["agent"])
+    except AnybatchError:
+        raise
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+        ) from error
+    for name, parameter in policy.agent.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise CheckpointError(
+                f"the newest checkpoint of {str(run_dir)!r} holds weights that are not finite ({name}): training had "
+                "diverged"
+            )
     return policy
 
 
 def initial_policy(config: TrainConfig, *, seed: int = 0, device: str = "auto") -> LoadedPolicy:
     """Create an untrained policy for a configuration, as a baseline."""
+    seed = check_integer("seed", seed, at_least=0)
+    return _build_policy(config, native_spaces(config.env), device=device, seed=seed)
+
+
+def _build_policy(
+    config: TrainConfig, spaces: Spaces, *, device: str, precision: str | None = None, seed: int = 0
+) -> LoadedPolicy:
     where = resolve_device(device)
-    observation_space, action_space = spaces(config.env)
+    observation_space, action_space = spaces
     agent = build_agent(
         config.model,
-        observation_space,
-        action_space,
-        precision=resolve_precision(config.precision, where),
+        Observations(observation_space, config.env.id).space,
+        Actions(action_space, config.env.id).space,
+        precision=resolve_precision(config.precision if precision is None else precision, where),
         auxiliary_head=config.aux.enabled,
         seed=seed,
     )
-    return LoadedPolicy(agent.to(where), config, where)
+    return LoadedPolicy(agent.to(where), config, where, observation_space, action_space)
 
 
 def evaluate(
     policy: LoadedPolicy,
-    env: str | EnvConfig | None = None,
+    env: EnvChoice = None,
     episodes: int = 100,
     seed: int = 0,
+    num_envs: int | None = None,
+    max_steps: int | None = None,
     *,
     greedy: bool = False,
 ) -> Evaluation:
@@ -121,42 +196,110 @@ def evaluate(
 
     Args:
         policy: policy to evaluate.
-        env: environment id or configuration; None for the policy's training environment.
+        env: environment's id, configuration, or a callable that makes it; None for the policy's training environment.
+            An id is made without options, a callable with those of training if it is the training environment.
         episodes: number of episodes, at least 1.
         seed: seed of environments and actions.
+        num_envs: copies of the environment that play at the same time, at most one an episode; None for as many as in
+            training, or in a given configuration, but at most 64. With 1 only one copy is ever made.
+        max_steps: steps after which an episode is cut and counted as unfinished; None waits for its end.
         greedy: take the most likely action instead of sampling.
 
     Raises:
-        ConfigError: fewer than 1 episode, or an unknown environment.
-        EnvError: the environment cannot be made.
+        ConfigError: a number is out of range, the environment is unknown, or its spaces are not those of the policy.
+        EnvError: the environment cannot be made, or broke its contract.
+        DivergenceError: the policy's outputs are not finite.
     """
-    if episodes < 1:
-        raise ConfigError(f"episodes is {episodes}, but must be at least 1")
-    config = policy.config.env if env is None else EnvConfig(id=env) if isinstance(env, str) else env
-    count = min(episodes, _MAX_ENVS)
-    quota = np.full(count, episodes // count)
-    quota[: episodes % count] += 1
+    episodes = check_integer("episodes", episodes, at_least=1)
+    seed = check_integer("seed", seed, at_least=0)
+    if max_steps is not None:
+        max_steps = check_integer("max_steps", max_steps, at_least=1)
+    config = choose_env(policy, env)
+    if num_envs is None:
+        num_envs = min(config.num_envs, _MAX_ENVS)
+    count = min(episodes, check_integer("num_envs", num_envs, at_least=1))
     games = make(replace(config, num_envs=count), count, seed)
     try:
-        generator = torch.Generator(policy.device).manual_seed(seed)
-        returns: list[float] = []
-        lengths: list[int] = []
-        total, length = np.zeros(count), np.zeros(count, dtype=np.int64)
+        check_spaces(policy, games, config.id)
+        generator = action_generator(policy, seed)
+        episodes_by_env = np.full(count, episodes // count)
+        episodes_by_env[: episodes % count] += 1
+        return _play(
+            games,
+            lambda observation: choose_actions(policy, observation, generator, greedy=greedy),
+            episodes_by_env,
+            math.inf if max_steps is None else max_steps,
+        )
+    finally:
+        games.close()
+
+
+def _play(
+    games: VectorEnv, act: Callable[[EnvObservation], np.ndarray], quota: np.ndarray, max_steps: float
+) -> Evaluation:
+    """Play ``quota`` (N,) episodes in each environment; an episode of ``max_steps`` steps is unfinished."""
+    result = Evaluation([], [])
+    while quota.any():
         observation = games.reset()
-        while len(returns) < episodes:
-            step = games.step(policy.act(observation, generator, greedy=greedy))
+        total, length = np.zeros(len(quota)), np.zeros(len(quota), dtype=np.int64)
+        # one environment alone cannot be reset: after an unfinished episode it waits until all are reset
+        playing = quota > 0
+        while playing.any():
+            step = games.step(act(observation))
             observation = step.observation
             total += step.reward
             length += 1
-            for index in np.flatnonzero(step.done & (quota > 0)):
-                returns.append(float(total[index]))
-                lengths.append(int(length[index]))
-                quota[index] -= 1
+            for index in np.flatnonzero(playing & step.done):
+                result.returns.append(float(total[index]))
+                result.lengths.append(int(length[index]))
+            cut = playing & ~step.done & (length >= max_steps)
+            result.unfinished_returns.extend(total[cut].tolist())
+            quota -= playing & (step.done | cut)
+            playing = playing & ~cut & (quota > 0)
             total[step.done] = 0
             length[step.done] = 0
-        return Evaluation(returns, lengths)
-    finally:
-        games.close()
+    return result
+
+
+def choose_actions(
+    policy: LoadedPolicy, observation: EnvObservation, generator: torch.Generator | None, *, greedy: bool = False
+) -> np.ndarray:
+    """Actions that :class:`anybatch.envs.VectorEnv` takes, for observations (B, ...) that it gave."""
+    with torch.no_grad():
+        params = policy.agent.policy(to_device(observation, policy.device))
+        if not torch.isfinite(params).all():
+            raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
+        distribution = policy.agent.action_spec.distribution(params)
+        action = distribution.mode() if greedy else distribution.sample(generator)
+    return policy.agent.action_spec.to_env(action)
+
+
+def action_generator(policy: LoadedPolicy, seed: int) -> torch.Generator:
+    """Generator of a policy's sampled actions; ``seed`` may have any number of digits."""
+    return torch.Generator(policy.device).manual_seed(seed % 2**64)
+
+
+def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
+    """Configuration of the environment in which a policy is to act.
+
+    A callable gets the options of training if it is the training environment: the same object, or one that stands in
+    for a callable that this process does not know. ``num_envs`` is that of training unless ``env`` is a configuration.
+    """
+    trained = policy.config.env
+    if env is None:
+        return trained
+    if isinstance(env, EnvConfig):
+        return env
+    env_id = environment_id(env)
+    if not isinstance(env, str) and (env_id == trained.id or not is_known(trained.id)):
+        return replace(trained, id=env_id)
+    return EnvConfig(id=env_id, num_envs=trained.num_envs)
+
+
+def check_spaces(policy: LoadedPolicy, games: VectorEnv, env_id: str) -> None:
+    """Raise ConfigError if an environment has other spaces than a policy."""
+    if sentence := difference((policy.observation_space, policy.action_space), games.native_spaces, env_id):
+        raise ConfigError(sentence)
 
 
 def unseen_levels(config: EnvConfig) -> EnvConfig | None:

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import yaml
 from anybatch._version import __version__
 from anybatch.config.io import from_dict, to_yaml
 from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.diagnostics.doctor import LiveDoctor
 from anybatch.distributed.collectives import (
     all_gather,
@@ -28,7 +29,9 @@ from anybatch.distributed.collectives import (
     world_size,
 )
 from anybatch.distributed.state import State, Stateful, on_cpu
+from anybatch.envs.registry import environment_id, is_importable
 from anybatch.errors import CheckpointError, ConfigError
+from anybatch.optimizers import scheduled
 from anybatch.runs import checkpoint
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
@@ -109,6 +112,7 @@ class Run:
                 workers are added.
         """
         sampled = _of_all_workers(sampled)
+        step_size = _step_size(self.config, self.env_steps)
         self.iteration += 1
         self.env_steps += sampled.env_steps
         self.gradient_steps += int(statistics["gradient_steps"])
@@ -126,6 +130,7 @@ class Run:
             "episodes": self.episodes,
             **statistics,
             "gradient_steps": self.gradient_steps,
+            "step_size": step_size,
         }
 
     def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:
@@ -185,6 +190,10 @@ class Run:
         self._lengths.extend(state["lengths"])
         self._row = state["row"]
 
+    def write_config(self) -> None:
+        """Write the configuration to config.yaml."""
+        on_main(lambda: write_text(self.folder / CONFIG, to_yaml(self.config, anybatch=__version__, seed=self.seed)))
+
     def message(self, text: str) -> None:
         """Print a line for the user."""
         if is_main():
@@ -226,7 +235,27 @@ def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, cha
             raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
 
     on_main(make_folder)
-    return Run(folder, config, seed, quiet=quiet)
+    run = Run(folder, config, seed, quiet=quiet)
+    for sentence in _needed_again(config):
+        run.message(sentence)
+    return run
+
+
+def _needed_again(config: TrainConfig) -> list[str]:
+    """Sentences about what another process cannot find by its name in the configuration."""
+    sentences = []
+    if not is_importable(config.env.id):
+        sentences.append(
+            f"env.id is {config.env.id!r}, a callable that no import path names: resume, eval and watch need it passed "
+            "in, so in another process use Python, with resume(run, env=...), load_policy(run, env=...) or "
+            "evaluate(policy, env)"
+        )
+    if config.model.encoder.startswith("__main__:"):
+        sentences.append(
+            f"model.encoder is {config.model.encoder!r}: resume, eval and watch need a program that defines it; in a "
+            "module, any program would find it"
+        )
+    return sentences
 
 
 def _has_begun(folder: Path) -> bool:
@@ -244,20 +273,23 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     try:
         values = yaml.safe_load((folder / CONFIG).read_text())
         values.pop("anybatch")
-        seed = values.pop("seed")
-        return from_dict(values), int(seed)
+        seed = check_integer("seed", values.pop("seed"), at_least=0)
+        return from_dict(values), seed
     except OSError as error:
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}") from error
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
 
 
-def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -> tuple[Run, dict[str, Any]]:
-    """Open a run folder to go on with it.
+def open_run(
+    folder: Path, *, env: str | Callable[..., Any] | None = None, total_env_steps: int | None = None, quiet: bool
+) -> tuple[Run, dict[str, Any]]:
+    """Open a run folder to go on with it; :meth:`Run.write_config` then keeps what has changed.
 
     Args:
         folder: the run folder.
-        total_env_steps: replaces the configuration's, in config.yaml as well.
+        env: replaces the environment of the configuration.
+        total_env_steps: replaces the configuration's.
         quiet: show no progress.
 
     Returns:
@@ -267,25 +299,51 @@ def open_run(folder: Path, *, total_env_steps: int | None = None, quiet: bool) -
         CheckpointError: it is not a run folder, or has no intact checkpoint.
         ConfigError: ``total_env_steps`` is not above what is done.
     """
+    env_id = None if env is None else environment_id(env)
 
     def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
-        config, seed = read_config(folder)
+        recorded, seed = read_config(folder)
         content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
         remove_leftovers(folder / CHECKPOINTS)
+        sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]
+        config = recorded
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:
                 raise ConfigError(
                     f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
                 )
             config = replace(config, total_env_steps=total_env_steps)
-            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
-        return config, seed, content, passed_over
+            sentences += _new_horizon(recorded, config, content["run"]["env_steps"])
+        if env_id is not None and env_id != config.env.id:
+            config = replace(config, env=replace(config.env, id=env_id))
+            sentences += [f"env.id was {recorded.env.id!r}, and is {env_id!r} from here on", *_needed_again(config)]
+        return config, seed, content, sentences
 
-    config, seed, content, passed_over = on_main(read)  # the others may be on machines without this folder
+    config, seed, content, sentences = on_main(read)  # the others may be on machines without this folder
+    if env_id is not None:  # a callable has an id of its own in every worker
+        config = replace(config, env=replace(config.env, id=env_id))
     run = Run(folder, config, seed, quiet=quiet, state=content["run"])
-    for sentence in passed_over:
-        run.message(f"{sentence}; going on from the checkpoint before it")
+    for sentence in sentences:
+        run.message(sentence)
     return run, content
+
+
+def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> list[str]:
+    """A sentence about the step size where its schedule depends on ``total_env_steps``."""
+    if after.optimizer.schedule == "constant" or after.total_env_steps == before.total_env_steps:
+        return []
+    old, new = (_step_size(config, env_steps) for config in (before, after))
+    return [
+        f"optimizer.schedule is {after.optimizer.schedule}: with total_env_steps {after.total_env_steps:,} instead of "
+        f"{before.total_env_steps:,} the step size goes on at {new:.3g} instead of {old:.3g}, and decays to 0 at the "
+        "new end; progress.csv has it in the column step_size"
+    ]
+
+
+def _step_size(config: TrainConfig, env_steps: int) -> float:
+    """The step size after ``env_steps`` environment steps."""
+    optimizer = config.optimizer
+    return scheduled(optimizer.step_size, optimizer.schedule, min(1.0, env_steps / config.total_env_steps))
 
 
 def _of_all_workers(sampled: Sampled) -> Sampled:

@@ -7,24 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from anybatch.config.validation import check_integer
 from anybatch.envs.factory import make
 from anybatch.errors import AnybatchError, ConfigError
-from anybatch.runs.evaluation import LoadedPolicy
+from anybatch.runs.evaluation import (
+    EnvChoice,
+    LoadedPolicy,
+    action_generator,
+    check_spaces,
+    choose_actions,
+    choose_env,
+)
 
 _SMALLEST_SIDE = 256
 _FORMATS = (".mp4", ".gif")
 
 
 def record(
-    policy: LoadedPolicy, video: Path, *, episodes: int = 1, seed: int = 0, fps: int = 15, max_steps: int = 3000
+    policy: LoadedPolicy,
+    video: Path,
+    *,
+    env: EnvChoice = None,
+    episodes: int = 1,
+    seed: int = 0,
+    fps: int = 15,
+    max_steps: int = 3000,
 ) -> int:
-    """Record episodes in the policy's training environment as a video.
+    """Record episodes of a policy as a video.
 
     Args:
         policy: policy to record.
         video: output file; .mp4 or .gif selects the format.
+        env: the environment, as for :func:`anybatch.runs.evaluate`; None for that of the training.
         episodes: number of episodes.
         seed: seed of environment and actions.
         fps: frames per second.
@@ -34,24 +49,28 @@ def record(
         Number of frames.
 
     Raises:
-        ConfigError: the file ends in something else.
+        ConfigError: the file ends in something else, a number is out of range, or the environment has other spaces.
         EnvError: the environment cannot render.
         AnybatchError: the extra anybatch[video] is missing.
     """
     if video.suffix not in _FORMATS:
         raise ConfigError(f"video is {str(video)!r}, but must end in .mp4 or .gif")
+    limits = {"episodes": (episodes, 1), "seed": (seed, 0), "fps": (fps, 1), "max_steps": (max_steps, 1)}
+    episodes, seed, fps, max_steps = (check_integer(name, x, at_least=least) for name, (x, least) in limits.items())
     try:
         import imageio.v2 as imageio
     except ImportError as error:
         raise AnybatchError("videos need imageio: pip install 'anybatch[video]'") from error
-    games = make(replace(policy.config.env, num_envs=1), 1, seed, rendering=True)
+    config = choose_env(policy, env)
+    games = make(replace(config, num_envs=1), 1, seed, rendering=True)
     try:
-        generator = torch.Generator(policy.device).manual_seed(seed)
+        check_spaces(policy, games, config.id)
+        generator = action_generator(policy, seed)
         observation = games.reset()
         frames: list[Any] = [_enlarged(games.render())]
         ended = 0
         while ended < episodes and len(frames) <= max_steps:
-            step = games.step(policy.act(observation, generator))
+            step = games.step(choose_actions(policy, observation, generator))
             observation = step.observation
             ended += int(step.done[0])
             frames.append(_enlarged(games.render()))
