@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 
 from anybatch.envs.registry import environment_id, find_environment, is_importable, is_known
@@ -170,16 +169,3 @@ def test_a_module_that_is_in_no_file() -> None:
         assert not is_importable(environment_id(module.Env))
     finally:
         del sys.modules["made_up"]
-
-
-@pytest.mark.parametrize(
-    ("env", "words"),
-    [
-        (gymnasium.Env(), "object of type Env already; pass the class or function"),
-        ([1], "object of type list, but must be procgen"),
-        (None, "object of type NoneType, but must be procgen"),
-    ],
-)
-def test_what_makes_no_environments(env: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        environment_id(env)

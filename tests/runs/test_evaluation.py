@@ -553,6 +553,47 @@ def test_options_go_to_the_training_environment_only(run: Path) -> None:
             evaluate(policy, other, 2)
 
 
+def test_an_encoder_of_the_program_itself(tmp_path: Path) -> None:
+    program = """
+import sys
+import torch
+from anybatch import evaluate, load_policy, ppo, resume, train
+
+
+class Net(torch.nn.Module):
+    def __init__(self, space):
+        super().__init__()
+        self.out_features = 4
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return SIGN * self.layer(x)
+
+
+if SIGN > 0:
+    small = dict(num_envs=2, rollout_steps=4, minibatches=2, total_env_steps=16, tensorboard=False)
+    train(ppo("gym:CartPole-v1", encoder="__main__:Net", **small), "run", quiet=True)
+else:
+    load_policy("run")
+    resume("run", total_env_steps=32, quiet=True)
+"""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program.replace("SIGN", sign)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        for sign in ("1", "-1")
+    ]
+    assert said[0].count("model.encoder is '__main__:Net': resume, eval and watch need a program that defines it") == 1
+    assert said[1].count("model.encoder is '__main__:Net': the class of that name in this program is taken for it") == 2
+    command = [sys.executable, "-m", "anybatch", "eval", "run"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 2 and "model.encoder is '__main__:Net', which cannot be imported" in result.stderr
+
+
 def test_a_video_of_an_environment_that_is_passed_in(tmp_path: Path) -> None:
     pytest.importorskip("imageio")
     picture = spaces.Box(0, 255, (16, 16, 3), np.uint8)

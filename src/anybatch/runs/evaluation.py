@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
 from anybatch.runs.files import CHECKPOINTS
-from anybatch.runs.run import read_config
+from anybatch.runs.run import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.sampling.rollout import to_device
 
@@ -134,6 +135,8 @@ def load_policy(
     """
     folder = Path(run_dir)
     config, _ = read_config(folder)
+    for sentence in encoder_of_this_program(config):
+        warnings.warn(sentence, stacklevel=2)
     if env is not None:
         config = replace(config, env=replace(config.env, id=environment_id(env)))
     content, _ = checkpoint.load_newest(folder / CHECKPOINTS)

@@ -42,6 +42,7 @@ from anybatch.scaling import table
 from anybatch.scaling.changes import Change
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
+_IN_MAIN = "__main__:"  # an import path that names something else in every program
 _LONG_ITERATION_SECONDS = 3.0
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
@@ -250,12 +251,19 @@ def _needed_again(config: TrainConfig) -> list[str]:
             "in, so in another process use Python, with resume(run, env=...), load_policy(run, env=...) or "
             "evaluate(policy, env)"
         )
-    if config.model.encoder.startswith("__main__:"):
+    if config.model.encoder.startswith(_IN_MAIN):
         sentences.append(
             f"model.encoder is {config.model.encoder!r}: resume, eval and watch need a program that defines it; in a "
             "module, any program would find it"
         )
     return sentences
+
+
+def encoder_of_this_program(config: TrainConfig) -> list[str]:
+    """A sentence for a run whose encoder is looked up in this program, which may not be the one that trained it."""
+    if not config.model.encoder.startswith(_IN_MAIN):
+        return []
+    return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is taken for it"]
 
 
 def _has_begun(folder: Path) -> bool:
@@ -306,6 +314,7 @@ def open_run(
         content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
         remove_leftovers(folder / CHECKPOINTS)
         sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]
+        sentences += encoder_of_this_program(recorded)
         config = recorded
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:

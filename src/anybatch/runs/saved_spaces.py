@@ -111,7 +111,7 @@ def _short(bound: np.ndarray) -> Any:
 
 
 def _essence(space: Space[Any], bounds: bool) -> dict[Any, Any]:
-    """What a trained policy depends on; of a Box of floats without its bounds unless they are asked for."""
+    """The part of a space that a trained policy depends on; bounds of a Box of floats only if they are asked for."""
     if isinstance(space, spaces.Dict):
         return {key: _essence(entry, bounds) for key, entry in space.spaces.items()}
     data = to_plain(space)
