@@ -153,6 +153,12 @@ def band(values: ArrayLike) -> Band:
     return Band(mean, std, std / math.sqrt(len(values)))
 
 
+def difference_with_error(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """Difference between the means over seeds of ``a`` and ``b``, (seeds, tasks), and its standard error, by task."""
+    first, second = band(a), band(b)
+    return first.mean - second.mean, np.hypot(first.sem, second.sem)
+
+
 def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> float:
     """Mean over tasks of P(a > b) + P(a = b) / 2 (Agarwal et al., 2021).
 
