@@ -32,7 +32,7 @@ from anybatch.reproduce.results import (
     write_results,
 )
 from anybatch.reproduce.style import COLORS, LABELS
-from anybatch.reproduce.suites.suite import Cut, Suite, cut, required_runs
+from anybatch.reproduce.suites.suite import Suite, cut, required_runs
 
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
@@ -158,19 +158,19 @@ def test_reported_seeds_are_far_from_those_of_the_search() -> None:
 
 
 def test_cut() -> None:
-    small = cut(PROCGEN, Cut(games=("heist", "maze"), seeds=2, steps=1_000_000))
+    small = cut(PROCGEN, ("heist", "maze"), seeds=2, steps=1_000_000)
     assert tuple(small.invariance) == ("maze", "heist") and small.seeds_of("staleness") == (1000, 2000)
     assert small.grid == "maze" and small.betas == ("heist",)
     configs = [group.config for figure in FIGURES.values() for group in figure.runs(small)]
     assert {c.total_env_steps for c in configs} == {1_000_000}
     assert {c.env.id for c in configs} == {"procgen:heist-hard", "procgen:maze-hard"}
     for what, words in (
-        (Cut(games=("pong",)), "games is 'pong'"),
-        (Cut(seeds=0), "seeds is 0"),
-        (Cut(steps=0), "steps"),
+        ({"games": ("pong",)}, "games is 'pong'"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"steps": 0}, "steps"),
     ):
         with pytest.raises(ConfigError, match=words):
-            cut(PROCGEN, what)
+            cut(PROCGEN, **what)
 
 
 def test_means_between_edges_by_hand() -> None:

@@ -19,6 +19,7 @@ from anybatch.reproduce.statistics import (
     bonferroni_threshold,
     bootstrap_interval,
     difference_of_differences,
+    difference_with_error,
     normalized,
     probability_of_improvement,
 )
@@ -227,6 +228,12 @@ def test_band() -> None:
     np.testing.assert_allclose(mean, [2, 4])
     np.testing.assert_allclose(std, [1, 0])  # squares 1 0 1, sum 2, over 3 - 1
     np.testing.assert_allclose(sem, [1 / math.sqrt(3), 0])
+
+
+def test_difference_with_error() -> None:
+    # means 2 and 5; standard errors sqrt(2) / sqrt(2) = 1 and 0
+    mean, error = difference_with_error([[1.0], [3.0]], [[5.0], [5.0]])
+    assert (mean.tolist(), error.tolist()) == ([-3.0], [1.0])
 
 
 def test_band_of_one_seed_has_no_width() -> None:

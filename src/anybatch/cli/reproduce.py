@@ -38,9 +38,9 @@ class StatusArguments:
     def chosen(self) -> Suite:
         """Suite, restricted to the selection."""
         from anybatch.reproduce.registry import SUITES
-        from anybatch.reproduce.suites.suite import Cut, cut
+        from anybatch.reproduce.suites.suite import cut
 
-        return cut(SUITES[self.suite, self.budget](), Cut(self.games, self.seeds, self.steps))
+        return cut(SUITES[self.suite, self.budget](), self.games, self.seeds, self.steps)
 
     def results(self) -> ResultsFolder:
         """Folder of the results."""
