@@ -69,8 +69,8 @@ def draw(preset: str, runs: Path, results: Path) -> None:
         keep_progress(folder, results)
     curves = {path.name.removesuffix(".csv"): read_progress(path) for path in sorted(results.glob(f"{preset}-*.csv"))}
     games = list(dict.fromkeys(name.removeprefix(f"{preset}-").split("-")[0] for name in curves))
-    with figure(results / f"{preset}.png", columns=len(games), width=3.4, height=2.9) as axes:
-        for panel, game in zip([axes] if len(games) == 1 else axes, games, strict=True):
+    with figure(results / f"{preset}.png", len(games), width=3.4, height=2.9) as axes:
+        for panel, game in zip(axes, games, strict=True):
             theirs = published(algorithm, game)
             ours = {name: curve for name, curve in curves.items() if f"-{game}-" in name}
             last = max(curve["env_steps"][-1] for curve in ours.values())

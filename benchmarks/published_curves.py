@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from anybatch.envs.procgen import NORMALIZATION
 from anybatch.errors import AnybatchError
 from anybatch.reproduce.statistics import (
-    FINAL_WINDOW,
     Array,
     band,
     bootstrap_interval,
-    final_average,
-    iqm,
     normalized,
     probability_of_improvement,
     van_elteren,
@@ -32,6 +30,9 @@ NAMES: dict[str, str] = {"ppo": "PPO", "ppg": "PPG", "ppg-kl": "PPG-KL", "ppg-si
 
 COMPARISONS: tuple[tuple[str, str], ...] = (("ppg", "ppo"), ("ppg-kl", "ppg"), ("ppg-single", "ppg"))
 """Pairs of algorithms; the tests ask whether the first is better."""
+
+FINAL_WINDOW = 4_000_000
+"""Environment steps at the end of training that the paper averages over: about one PPG phase (appendix E)."""
 
 _FILE = Path("results", "reference", "procgen_hard_published_curves.csv.gz")
 _REPETITIONS = 10_000
@@ -99,6 +100,49 @@ def final_returns(curves: Curves, window: float = FINAL_WINDOW) -> dict[str, Arr
     """Normalised returns (seeds, games) by algorithm, averaged over the last ``window`` environment steps."""
     low, high = np.array([NORMALIZATION[game] for game in curves.games]).T
     return {name: normalized(final_average(curves.steps, x, window), low, high) for name, x in curves.returns.items()}
+
+
+def final_average(steps: ArrayLike, values: ArrayLike, window: float = FINAL_WINDOW) -> Array:
+    """Mean of piecewise linear curves over the last ``window`` environment steps (figures 3, 4 and appendix E).
+
+    Args:
+        steps: (points,), increasing.
+        values: (..., points).
+        window: environment steps, at most those between the first and the last point.
+
+    Returns:
+        (...).
+
+    Raises:
+        ValueError: shapes that do not fit, steps that do not increase, or a window that is not within the curve.
+    """
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if steps.ndim != 1 or values.ndim == 0 or values.shape[-1] != len(steps):
+        raise ValueError(f"Steps (points,) and values (..., points) do not fit: {steps.shape} and {values.shape}.")
+    if len(steps) < 2 or not (np.diff(steps) > 0).all():
+        raise ValueError("A curve needs at least two points at increasing environment steps.")
+    if not 0 < window <= steps[-1] - steps[0]:
+        raise ValueError(f"The window is {window} steps, but the curve covers {steps[-1] - steps[0]:g}.")
+    start = steps[-1] - window
+    first = int(np.searchsorted(steps, start, side="right"))  # the first point after the start
+    part = (start - steps[first - 1]) / (steps[first] - steps[first - 1])
+    at_start = values[..., first - 1] * (1 - part) + values[..., first] * part
+    heights = np.concatenate([at_start[..., None], values[..., first:]], axis=-1)
+    widths = np.diff(np.concatenate([[start], steps[first:]]))
+    return np.asarray(((heights[..., 1:] + heights[..., :-1]) / 2 * widths).sum(-1) / window)
+
+
+def iqm(values: ArrayLike) -> float:
+    """Interquartile mean over seeds and tasks (Agarwal et al., 2021): without the lowest and the highest quarter.
+
+    Raises:
+        ValueError: no values, or NaN.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=None)
+    if len(ordered) == 0 or np.isnan(ordered).any():
+        raise ValueError("The interquartile mean needs at least one value and no NaN.")
+    cut = len(ordered) // 4
+    return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def compare(results: dict[str, Array], pairs: Sequence[tuple[str, str]] = COMPARISONS) -> list[Comparison]:

@@ -252,8 +252,8 @@ def tuning_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw_figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     tasks, delays = distinct(rows, "task"), distinct(rows, "delay")
-    with figure(path, columns=len(tasks), width=3.4, height=2.9) as axes:
-        for panel, task in zip(np.atleast_1d(axes), tasks, strict=True):
+    with figure(path, len(tasks), width=3.4, height=2.9) as axes:
+        for panel, task in zip(axes, tasks, strict=True):
             for variant in distinct(rows, "variant"):
                 bands = [band(scores_of(rows, task=task, variant=variant, delay=delay)) for delay in delays]
                 mean, sem = (np.array([float(getattr(b, name)) for b in bands]) for name in ("mean", "sem"))
@@ -263,8 +263,8 @@ def draw_figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             panel.set_xscale("symlog", base=2, linthresh=1)
             panel.set_xticks(delays, [str(delay) for delay in delays])
             panel.set(title=TASKS[task].env.removeprefix("envpool:"), xlabel="age of the data (iterations)")
-        np.atleast_1d(axes)[0].set_ylabel("final normalised return")
-        np.atleast_1d(axes)[0].legend(fontsize=6.5)
+        axes[0].set_ylabel("final normalised return")
+        axes[0].legend(fontsize=6.5)
 
 
 def draw(arguments: argparse.Namespace) -> None:

@@ -9,15 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
 
 from anybatch.envs.procgen import NORMALIZATION
 from anybatch.errors import AnybatchError
+from anybatch.reproduce.statistics import Array
 from published_curves import (
     NAMES,
     Comparison,
     Curves,
     compare,
+    final_average,
     final_returns,
+    iqm,
     main,
     read_curves,
     table_of_comparisons,
@@ -116,3 +123,58 @@ def test_incomplete_curves_are_refused(tmp_path: Path) -> None:
             file.write("\n".join(["algorithm,env,seed,env_steps,mean_episode_return", *kept]))
         with pytest.raises(AnybatchError, match="incomplete"):
             read_curves(path)
+
+
+def test_final_average_by_hand() -> None:
+    # points (0, 0), (4, 4), (6, 10), the last 4 steps: from 2 (value 2) to 4 the mean is 3, from 4 to 6 it is 7
+    values = np.array([[0.0, 4.0, 10.0], [1.0, 1.0, 1.0]])
+    np.testing.assert_allclose(final_average([0, 4, 6], values, 4), [5, 1])
+    np.testing.assert_allclose(final_average([0, 4, 6], values, 2), [7, 1])  # starts at a point
+    np.testing.assert_allclose(final_average([0, 4, 6], values, 1), [8.5, 1])  # within the last piece
+    np.testing.assert_allclose(final_average([0, 4, 6], values, 6), [22 / 6, 1])  # all of it: 8 + 14 over 6
+
+
+@given(
+    st.lists(st.integers(1, 10), min_size=1, max_size=8),
+    st.lists(st.integers(-5, 5), min_size=9, max_size=9),
+    st.floats(0.01, 1),
+    st.data(),
+)
+def test_final_average_does_not_depend_on_points_that_a_line_passes(
+    gaps: list[int], heights: list[int], share: float, data: st.DataObject
+) -> None:
+    steps = np.cumsum([0, *gaps]).astype(float)
+    values = np.array(heights[: len(steps)], dtype=float)
+    extra = data.draw(st.lists(st.floats(0, steps[-1]), max_size=4))
+    finer = np.unique([*steps, *extra])
+    assume((np.diff(finer) > 1e-6).all())
+    expected = final_average(steps, values, share * steps[-1])
+    assert final_average(finer, np.interp(finer, steps, values), share * steps[-1]) == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize(
+    ("steps", "values", "window", "message"),
+    [
+        ([0, 1, 2], [0, 1], 1, "do not fit"),
+        ([0, 2, 1], [0, 1, 2], 1, "increasing"),
+        ([0], [0], 1, "two points"),
+        ([1, 2, 3], [0, 1, 2], 3, "covers 2"),
+        ([1, 2, 3], [0, 1, 2], 0, "window"),
+    ],
+)
+def test_windows_outside_a_curve_are_refused(
+    steps: list[float], values: list[float], window: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        final_average(steps, values, window)
+
+
+@given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(-9, 9)))
+def test_iqm_is_scipys_trimmed_mean(values: Array) -> None:
+    assert iqm(values) == pytest.approx(stats.trim_mean(values, 0.25, axis=None), abs=1e-9)
+
+
+def test_iqm_by_hand() -> None:
+    assert iqm([[100, 1, 2], [-50, 4, 5]]) == 3  # 6 // 4 = 1 goes at each end: 1 2 4 5
+    with pytest.raises(ValueError, match="NaN"):
+        iqm([[1.0, np.nan]])

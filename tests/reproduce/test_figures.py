@@ -32,7 +32,7 @@ from anybatch.reproduce.results import (
     write_results,
 )
 from anybatch.reproduce.style import COLORS, LABELS
-from anybatch.reproduce.suites.suite import Cut, Suite, cut, required_runs
+from anybatch.reproduce.suites.suite import Suite, cut, required_runs
 
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
@@ -158,19 +158,19 @@ def test_reported_seeds_are_far_from_those_of_the_search() -> None:
 
 
 def test_cut() -> None:
-    small = cut(PROCGEN, Cut(games=("heist", "maze"), seeds=2, steps=1_000_000))
+    small = cut(PROCGEN, ("heist", "maze"), seeds=2, steps=1_000_000)
     assert tuple(small.invariance) == ("maze", "heist") and small.seeds_of("staleness") == (1000, 2000)
     assert small.grid == "maze" and small.betas == ("heist",)
     configs = [group.config for figure in FIGURES.values() for group in figure.runs(small)]
     assert {c.total_env_steps for c in configs} == {1_000_000}
     assert {c.env.id for c in configs} == {"procgen:heist-hard", "procgen:maze-hard"}
     for what, words in (
-        (Cut(games=("pong",)), "games is 'pong'"),
-        (Cut(seeds=0), "seeds is 0"),
-        (Cut(steps=0), "steps"),
+        ({"games": ("pong",)}, "games is 'pong'"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"steps": 0}, "steps"),
     ):
         with pytest.raises(ConfigError, match=words):
-            cut(PROCGEN, what)
+            cut(PROCGEN, **what)
 
 
 def test_means_between_edges_by_hand() -> None:
@@ -231,7 +231,6 @@ def test_tables_of_results_read_back(tmp_path: Path) -> None:
     for key, curve in curves.items():
         np.testing.assert_array_equal(found[key].values, curve.values)
         assert replace(found[key], values=curve.values) == replace(curve, values=curve.values)
-    np.testing.assert_array_equal(found["all", "catch", 1].steps, [25, 50])
     with pytest.raises(AnybatchError, match="no results of linear-step on catch at 4"):
         read_results(path)["linear-step", "catch", 4]
     with pytest.raises(AnybatchError, match="reproduce run y"):
@@ -248,7 +247,7 @@ def made_up(**ends: list[float]) -> tuple[Suite, Results]:
     for name, values in ends.items():
         variant, divisor = name.replace("no_ewma", "no-ewma").rsplit("_", 1)
         array = np.repeat(np.array(values)[:, None], 8, axis=1)
-        curves[variant, "catch", int(divisor)] = Curve(tuple(range(len(values))), 10, array)
+        curves[variant, "catch", int(divisor)] = Curve(tuple(range(len(values))), 10, array, (False,) * len(values))
     return suite, Results(curves)
 
 

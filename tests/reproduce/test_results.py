@@ -25,13 +25,13 @@ pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="not in a checkout o
 @pytest.mark.parametrize("name", FIGURES)
 def test_texts_follow_from_the_tables(name: str) -> None:
     figure = FIGURES[name]
-    text = "\n\n".join(figure.summary(SUITE, read_tables(figure, RESULTS, FIGURES))) + "\n"
+    text = "\n\n".join(figure.summary(SUITE, read_tables(figure, RESULTS))) + "\n"
     assert text == RESULTS.summary(name).read_text()
 
 
 @pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if figure.runs(SUITE)])
 def test_tables_hold_the_suites_runs(name: str) -> None:
-    curves = read_tables(FIGURES[name], RESULTS, FIGURES).curves
+    curves = read_tables(FIGURES[name], RESULTS).curves
     for group in FIGURES[name].runs(SUITE):
         curve = curves[group.variant, group.task, group.x]
         assert curve.env_steps == group.config.total_env_steps
@@ -62,7 +62,7 @@ def test_other_numbers_of_the_readme(name: str, printed: str, in_readme: str) ->
 
 def test_results_support_the_claims() -> None:
     """Gaps from the tables, without the code of the claims; then the claims."""
-    results = read_tables(FIGURES["invariance"], RESULTS, FIGURES)
+    results = read_tables(FIGURES["invariance"], RESULTS)
     tasks = tuple(SUITE.invariance)
     by_task, mean, _ = batch_gap(SUITE, results, "all", tasks)
     assert np.abs(by_task).max() <= 0.05 and abs(mean) <= 0.02

@@ -19,8 +19,7 @@ from anybatch.reproduce.statistics import (
     bonferroni_threshold,
     bootstrap_interval,
     difference_of_differences,
-    final_average,
-    iqm,
+    difference_with_error,
     normalized,
     probability_of_improvement,
 )
@@ -231,6 +230,12 @@ def test_band() -> None:
     np.testing.assert_allclose(sem, [1 / math.sqrt(3), 0])
 
 
+def test_difference_with_error() -> None:
+    # means 2 and 5; standard errors sqrt(2) / sqrt(2) = 1 and 0
+    mean, error = difference_with_error([[1.0], [3.0]], [[5.0], [5.0]])
+    assert (mean.tolist(), error.tolist()) == ([-3.0], [1.0])
+
+
 def test_band_of_one_seed_has_no_width() -> None:
     mean, std, sem = band([[1.0, 2.0]])
     assert mean.tolist() == [1, 2] and np.isnan(std).all() and np.isnan(sem).all()
@@ -238,62 +243,7 @@ def test_band_of_one_seed_has_no_width() -> None:
         band(np.ones((0, 3)))
 
 
-def test_final_average_by_hand() -> None:
-    # points (0, 0), (4, 4), (6, 10), the last 4 steps: from 2 (value 2) to 4 the mean is 3, from 4 to 6 it is 7
-    values = np.array([[0.0, 4.0, 10.0], [1.0, 1.0, 1.0]])
-    np.testing.assert_allclose(final_average([0, 4, 6], values, 4), [5, 1])
-    np.testing.assert_allclose(final_average([0, 4, 6], values, 2), [7, 1])  # starts at a point
-    np.testing.assert_allclose(final_average([0, 4, 6], values, 1), [8.5, 1])  # within the last piece
-    np.testing.assert_allclose(final_average([0, 4, 6], values, 6), [22 / 6, 1])  # all of it: 8 + 14 over 6
-
-
-@given(
-    st.lists(st.integers(1, 10), min_size=1, max_size=8),
-    st.lists(st.integers(-5, 5), min_size=9, max_size=9),
-    st.floats(0.01, 1),
-    st.data(),
-)
-def test_final_average_does_not_depend_on_points_that_a_line_passes(
-    gaps: list[int], heights: list[int], share: float, data: st.DataObject
-) -> None:
-    steps = np.cumsum([0, *gaps]).astype(float)
-    values = np.array(heights[: len(steps)], dtype=float)
-    extra = data.draw(st.lists(st.floats(0, steps[-1]), max_size=4))
-    finer = np.unique([*steps, *extra])
-    assume((np.diff(finer) > 1e-6).all())
-    expected = final_average(steps, values, share * steps[-1])
-    assert final_average(finer, np.interp(finer, steps, values), share * steps[-1]) == pytest.approx(float(expected))
-
-
-@pytest.mark.parametrize(
-    ("steps", "values", "window", "message"),
-    [
-        ([0, 1, 2], [0, 1], 1, "do not fit"),
-        ([0, 2, 1], [0, 1, 2], 1, "increasing"),
-        ([0], [0], 1, "two points"),
-        ([1, 2, 3], [0, 1, 2], 3, "covers 2"),
-        ([1, 2, 3], [0, 1, 2], 0, "window"),
-    ],
-)
-def test_windows_outside_a_curve_are_refused(
-    steps: list[float], values: list[float], window: float, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        final_average(steps, values, window)
-
-
 # ---------------------------------------------------------------- rliable's measures
-
-
-@given(hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(-9, 9)))
-def test_iqm_is_scipys_trimmed_mean(values: Array) -> None:
-    assert iqm(values) == pytest.approx(stats.trim_mean(values, 0.25, axis=None), abs=1e-9)
-
-
-def test_iqm_by_hand() -> None:
-    assert iqm([[100, 1, 2], [-50, 4, 5]]) == 3  # 6 // 4 = 1 goes at each end: 1 2 4 5
-    with pytest.raises(ValueError, match="NaN"):
-        iqm([[1.0, np.nan]])
 
 
 def test_probability_of_improvement_by_hand() -> None:
@@ -334,11 +284,13 @@ def test_bootstrap_resamples_seeds_within_tasks_and_samples_apart() -> None:
 
 def test_bootstrap_is_reproducible_and_nested() -> None:
     values = np.random.default_rng(4).normal(size=(3, 16))
-    assert bootstrap_interval(values, iqm, repetitions=200) == bootstrap_interval(values, iqm, repetitions=200)
-    assert bootstrap_interval(values, iqm, repetitions=200, seed=1) != bootstrap_interval(values, iqm, repetitions=200)
-    wide, narrow = (bootstrap_interval(values, iqm, level=level, repetitions=200) for level in (0.99, 0.5))
+    assert bootstrap_interval(values, np.mean, repetitions=200) == bootstrap_interval(values, np.mean, repetitions=200)
+    assert bootstrap_interval(values, np.mean, repetitions=200, seed=1) != bootstrap_interval(
+        values, np.mean, repetitions=200
+    )
+    wide, narrow = (bootstrap_interval(values, np.mean, level=level, repetitions=200) for level in (0.99, 0.5))
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
-    assert bootstrap_interval(values[:1], iqm, repetitions=20) == pytest.approx((iqm(values[:1]),) * 2)
+    assert bootstrap_interval(values[:1], np.mean, repetitions=20) == pytest.approx((np.mean(values[:1]),) * 2)
 
 
 def test_bootstrap_of_nothing_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from anybatch.reproduce.results import ResultsFolder
     from anybatch.reproduce.suites.suite import Figure, Suite
 
-_STEPS_PER_SECOND = 4000.0
-
 
 @dataclass(frozen=True)
-class Selection:
-    """Suite, part of it, and folder of the results."""
+class StatusArguments:
+    """Print how many runs of each figure are done."""
 
     suite: Literal["laptop", "procgen"] = "laptop"
     """laptop: small networks on small tasks, minutes on two cores; procgen: the paper's runs."""
@@ -40,11 +38,11 @@ class Selection:
     def chosen(self) -> Suite:
         """Suite, restricted to the selection."""
         from anybatch.reproduce.registry import SUITES
-        from anybatch.reproduce.suites.suite import Cut, cut
+        from anybatch.reproduce.suites.suite import cut
 
-        return cut(SUITES[self.suite, self.budget](), Cut(self.games, self.seeds, self.steps))
+        return cut(SUITES[self.suite, self.budget](), self.games, self.seeds, self.steps)
 
-    def folder(self) -> ResultsFolder:
+    def results(self) -> ResultsFolder:
         """Folder of the results."""
         from anybatch.reproduce.results import ResultsFolder
 
@@ -52,16 +50,21 @@ class Selection:
         return ResultsFolder(self.out or Path("runs") / f"reproduce-{self.suite}{ending}")
 
 
-@dataclass(frozen=True)
-class RunArguments:
-    """Train what is missing, collect it in tables, and draw; interrupted runs continue."""
+@dataclass(frozen=True, kw_only=True)
+class DrawArguments(StatusArguments):
+    """Draw again from the tables in the folder."""
 
     figure: tyro.conf.Positional[str]
     """all, or a name from `anybatch reproduce list`."""
-    selection: Annotated[Selection, tyro.conf.arg(name="")] = field(default_factory=Selection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments(DrawArguments):
+    """Train what is missing, collect it in tables, and draw; interrupted runs continue."""
+
     dry_run: bool = False
     """Print an estimate of the work, and do nothing."""
-    steps_per_second: float = _STEPS_PER_SECOND
+    steps_per_second: float = 4000.0
     """Environment steps per second of PPO on Procgen on a GPU, for the GPU-hours of --dry-run."""
     launcher: Literal["local", "ray", "print", "here"] = "local"
     """For Procgen: processes on this machine, a Ray cluster, print the commands, or train in this process (here)."""
@@ -70,37 +73,16 @@ class RunArguments:
 
 
 @dataclass(frozen=True)
-class DrawArguments:
-    """Draw again from the tables in the folder."""
-
-    figure: tyro.conf.Positional[str]
-    """all, or a name from `anybatch reproduce list`."""
-    selection: Annotated[Selection, tyro.conf.arg(name="")] = field(default_factory=Selection)
-
-
-@dataclass(frozen=True)
-class StatusArguments:
-    """Print how many runs of each figure are done."""
-
-    selection: Annotated[Selection, tyro.conf.arg(name="")] = field(default_factory=Selection)
-
-
-@dataclass(frozen=True)
 class ListArguments:
     """List the figures and tables, and their places in the paper."""
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """Reproduce the paper's figures and tables."""
-
-    command: Annotated[
-        Annotated[ListArguments, tyro.conf.subcommand("list")]
-        | Annotated[RunArguments, tyro.conf.subcommand("run")]
-        | Annotated[StatusArguments, tyro.conf.subcommand("status")]
-        | Annotated[DrawArguments, tyro.conf.subcommand("draw")],
-        tyro.conf.arg(name=""),
-    ]
+Arguments = (
+    Annotated[ListArguments, tyro.conf.subcommand("list")]
+    | Annotated[RunArguments, tyro.conf.subcommand("run")]
+    | Annotated[StatusArguments, tyro.conf.subcommand("status")]
+    | Annotated[DrawArguments, tyro.conf.subcommand("draw")]
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -109,26 +91,25 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in (*names, "-h", "--help"):
         given = f", not {arguments[0]!r}" if arguments else ""
         raise ConfigError(f"anybatch reproduce needs one of {', '.join(names)}{given}")
-    command = tyro.cli(Arguments, args=arguments, prog="anybatch reproduce").command
-    match command:
-        case RunArguments():
-            return _run(command, arguments)
-        case StatusArguments():
-            return _status(command)
-        case DrawArguments():
-            return _draw(command)
-    return _list()
+    about = "Reproduce the paper's figures and tables."
+    match tyro.cli(Arguments, args=arguments, prog="anybatch reproduce", description=about):
+        case RunArguments() as parsed:
+            return _run(parsed, arguments)
+        case DrawArguments() as parsed:
+            suite = parsed.chosen()
+            figures = _figures(suite, parsed.figure)
+            _draw(suite, figures if parsed.figure == "all" else figures[-1:], parsed.results())
+        case StatusArguments() as parsed:
+            _print_status(parsed.chosen(), parsed.results())
+        case _:
+            from anybatch.reproduce.registry import listing
 
-
-def _list() -> int:
-    from anybatch.reproduce.registry import listing
-
-    print(listing())
+            print(listing())
     return 0
 
 
 def _run(parsed: RunArguments, arguments: list[str]) -> int:
-    suite, folder = parsed.selection.chosen(), parsed.selection.folder()
+    suite, folder = parsed.chosen(), parsed.results()
     figures = _figures(suite, parsed.figure)
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
@@ -138,14 +119,14 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     from anybatch.reproduce.suites.suite import required_runs
 
     began = time.monotonic()
-    trained = sum(not is_done(suite, cell, seed, folder) for cell, seed in required_runs(suite, figures))
+    trained = sum(not is_done(suite, group, seed, folder) for group, seed in required_runs(suite, figures))
     complete = train_all(
         suite,
         figures,
         folder,
         launcher=parsed.launcher,
         processes=parsed.processes or (None if parsed.launcher == "ray" else os.cpu_count() or 1),
-        on_done=lambda done, total: _show(done, total, began),
+        on_done=lambda done, total: print(f"{done} of {total} runs, {time.monotonic() - began:.0f} s", flush=True),
     )
     if not complete:
         if parsed.launcher == "print":
@@ -156,13 +137,9 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
         write_table(suite, figure, folder)
     command = Command(["reproduce", *arguments], trained, time.monotonic() - began, processor_seconds())
     add_command(folder.path, command, suite, figures)
-    _draw_all(suite, figures, folder)
+    _draw(suite, figures, folder)
     print(f"report: {write_report([folder.path])}")
     return 0
-
-
-def _show(done: int, total: int, began: float) -> None:
-    print(f"{done} of {total} runs, {time.monotonic() - began:.0f} s", flush=True)
 
 
 def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
@@ -184,45 +161,36 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
     return 0
 
 
-def _draw(parsed: DrawArguments) -> int:
-    suite = parsed.selection.chosen()
-    figures = _figures(suite, parsed.figure)
-    _draw_all(suite, figures if parsed.figure == "all" else figures[-1:], parsed.selection.folder())
-    return 0
-
-
 def _figures(suite: Suite, name: str) -> list[Figure]:
     """A figure with those that it reads, or all; without figures for which the suite has no tasks."""
-    from anybatch.reproduce.registry import figures_of, with_tasks
+    from anybatch.reproduce.registry import figures_of
 
     asked = figures_of(name)
-    kept = with_tasks(suite, asked)
-    if name != "all" and asked[-1] not in kept:
+    kept = [figure for figure in asked if figure.tasks(suite)]
+    if not kept or (name != "all" and asked[-1] not in kept):
         raise ConfigError(f"games leaves no task for {name}: it uses none of them")
     if left_out := [figure.name for figure in asked if figure not in kept]:
         print(f"left out, since they use none of the games: {', '.join(left_out)}", file=sys.stderr)
     return kept
 
 
-def _draw_all(suite: Suite, figures: list[Figure], folder: ResultsFolder) -> None:
-    from anybatch.reproduce.registry import FIGURES
+def _draw(suite: Suite, figures: list[Figure], folder: ResultsFolder) -> None:
     from anybatch.reproduce.run import draw_figure, write_claims
 
     for figure in figures:
-        for path in draw_figure(suite, figure, folder, FIGURES):
+        for path in draw_figure(suite, figure, folder):
             print(path)
     print(write_claims(suite, folder))
 
 
-def _status(parsed: StatusArguments) -> int:
-    from anybatch.reproduce.registry import FIGURES, with_tasks
+def _print_status(suite: Suite, folder: ResultsFolder) -> None:
+    from anybatch.reproduce.registry import FIGURES
     from anybatch.reproduce.run import is_done
     from anybatch.reproduce.suites.suite import required_runs
 
-    suite, folder = parsed.selection.chosen(), parsed.selection.folder()
-    for figure in with_tasks(suite, list(FIGURES.values())):
-        jobs = required_runs(suite, [figure])
-        done = sum(is_done(suite, cell, seed, folder) for cell, seed in jobs)
-        drawn = "table" if folder.table(figure.name).exists() else "no table"
-        print(f"{figure.name:15} {done:5} of {len(jobs):5} runs, {drawn}")
-    return 0
+    for figure in FIGURES.values():
+        if figure.tasks(suite):
+            runs = required_runs(suite, [figure])
+            done = sum(is_done(suite, group, seed, folder) for group, seed in runs)
+            drawn = "table" if folder.table(figure.name).exists() else "no table"
+            print(f"{figure.name:15} {done:5} of {len(runs):5} runs, {drawn}")

@@ -10,42 +10,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from anybatch.distributed import process_group
-from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device, sum_, wait_for_all
+from anybatch.distributed.process_group import from_main as from_main
+from anybatch.distributed.process_group import gather_to_main as gather_to_main
+from anybatch.distributed.process_group import is_distributed as is_distributed
+from anybatch.distributed.process_group import joined_process_group as joined_process_group
+from anybatch.distributed.process_group import local_device as local_device
+from anybatch.distributed.process_group import sum_
+from anybatch.distributed.process_group import wait_for_all as wait_for_all
 from anybatch.errors import AnybatchError, ConfigError, WorkerError
 from anybatch.system.signals import Interrupted, Interrupts
-
-__all__ = [
-    "all_gather",
-    "any_worker",
-    "broadcast_",
-    "check_equal",
-    "check_interrupt_if_single_worker",
-    "envs_per_worker",
-    "from_main",
-    "gather_to_main",
-    "is_distributed",
-    "is_main",
-    "joined_process_group",
-    "local_device",
-    "local_num_envs",
-    "local_world_size",
-    "mean_gradients_",
-    "mean_over_workers",
-    "moments",
-    "moments_of",
-    "on_main",
-    "rank",
-    "wait_for_all",
-    "world_size",
-]
 
 T = TypeVar("T")
 _DIGEST_BYTES = 32
@@ -92,13 +72,10 @@ def mean_gradients_(
 ) -> None:
     """Average gradients over all workers in place, in one flat all-reduce.
 
-    Args:
-        parameters: those with gradients; the same on every worker.
-        weight: this worker's fraction of the samples of all workers; None for equal numbers of samples.
-        interrupts: if a stop is overdue on one worker, all workers stop here.
+    ``weight`` is this worker's fraction of the samples of all workers; None for equal numbers of samples.
 
     Raises:
-        Interrupted: a stop is overdue.
+        Interrupted: a stop is overdue on one of the workers.
         WorkerError: a worker has died or hangs.
     """
     if not is_distributed():
@@ -161,25 +138,19 @@ def _pooled(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, T
 def mean_over_workers(values: Mapping[str, float], weight: float) -> dict[str, float]:
     """Average statistics over all workers; of a name that starts with ``max_``, take the largest.
 
-    Args:
-        values: by name, the same names in the same order on every worker.
-        weight: this worker's fraction of the samples of all workers.
+    ``values`` has the same names in the same order on every worker; ``weight`` is this worker's fraction of the samples
+    of all workers.
     """
     if not is_distributed():
         return dict(values)
-    rows = _rows([weight, *values.values()])
-    return {
-        name: max(row[i] for row in rows)
-        if name.startswith("max_")
-        else _mean([row[0] for row in rows], [row[i] for row in rows])
-        for i, name in enumerate(values, start=1)
-    }
-
-
-def _mean(weights: Sequence[float], numbers: Sequence[float]) -> float:
-    if len(set(numbers)) == 1:  # avoids rounding of numbers that all workers share, such as counts
-        return numbers[0]
-    return sum(w * x for w, x in zip(weights, numbers, strict=True)) / sum(weights)
+    weights, *columns = zip(*_rows([weight, *values.values()]), strict=True)
+    result = {}
+    for name, numbers in zip(values, columns, strict=True):
+        if name.startswith("max_") or len(set(numbers)) == 1:  # a number that all workers share is not rounded
+            result[name] = max(numbers)
+        else:
+            result[name] = sum(w * x for w, x in zip(weights, numbers, strict=True)) / sum(weights)
+    return result
 
 
 def broadcast_(module: nn.Module) -> None:
@@ -190,14 +161,9 @@ def broadcast_(module: nn.Module) -> None:
 
 
 def check_equal(what: Mapping[str, Iterable[Tensor]], when: str) -> None:
-    """Check that tensors are bitwise equal on all workers.
+    """Raise a WorkerError on all workers unless the named tensors are bitwise equal on them.
 
-    Args:
-        what: tensors by name, which the error mentions.
-        when: for the error, such as "after iteration 5".
-
-    Raises:
-        WorkerError: they differ; raised on all workers.
+    ``when`` is for the error, such as "after iteration 5".
     """
     if not is_distributed():
         return
@@ -223,23 +189,8 @@ def _digest(tensors: Iterable[Tensor]) -> bytes:
 
 def all_gather(value: T) -> list[T]:
     """Gather a small object of any kind from every worker, in the order of their numbers."""
-    if not is_distributed():
-        return [value]
-    gathered: list[T] = process_group.from_main(process_group.gather_to_main(value))
+    gathered: list[T] = from_main(gather_to_main(value))
     return gathered
-
-
-def gather_to_main(value: T) -> list[T] | None:
-    """Gather a value from every worker on worker 0, in the order of their numbers; None elsewhere."""
-    return process_group.gather_to_main(value) if is_distributed() else [value]
-
-
-def from_main(value: T) -> T:
-    """Broadcast ``value`` from worker 0; those of the others are ignored."""
-    if not is_distributed():
-        return value
-    received: T = process_group.from_main(value)
-    return received
 
 
 def on_main(function: Callable[[], T]) -> T:
@@ -250,16 +201,16 @@ def on_main(function: Callable[[], T]) -> T:
     """
     if not is_distributed():
         return function()
-    result: tuple[T | None, AnybatchError | None] = (None, None)
+    result: Any = None
     if is_main():
         try:
-            result = function(), None
+            result = function()
         except AnybatchError as error:
-            result = None, error
-    value, failure = from_main(result)
-    if failure is not None:
-        raise failure
-    return value  # type: ignore[return-value]
+            result = error
+    result = from_main(result)
+    if isinstance(result, AnybatchError):
+        raise result
+    return cast(T, result)
 
 
 def _rows(numbers: Sequence[float]) -> list[list[float]]:

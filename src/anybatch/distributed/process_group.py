@@ -116,14 +116,18 @@ def wait_for_all() -> None:
 
 
 def from_main(value: Any) -> Any:
-    """Broadcast an object of any kind from worker 0."""
+    """Broadcast an object of any kind from worker 0; those of the others are ignored."""
+    if not is_distributed():
+        return value
     box = [value]
     _guard(lambda: dist.broadcast_object_list(box, src=0, device=torch.device("cpu")))
     return box[0]
 
 
 def gather_to_main(value: Any) -> list[Any] | None:
-    """Gather an object from every worker on worker 0; None elsewhere."""
+    """Gather an object from every worker on worker 0, in the order of their numbers; None elsewhere."""
+    if not is_distributed():
+        return [value]
     gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     _guard(lambda: dist.gather_object(value, gathered, dst=0))
     return gathered

@@ -9,27 +9,33 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-class SegmentArray(Protocol):
-    """A fixed number of samples (count, *shape), written and read in consecutive ranges."""
+class RamArray:
+    """A fixed number of samples (count, *shape) in memory; pages are taken as samples are written."""
+
+    def __init__(self, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self._data = torch.empty((count, *shape), dtype=dtype)
 
     def write(self, start: int, samples: Tensor) -> None:
         """Write ``samples`` (B, *shape), from any device, to positions ``start`` to ``start + B - 1``."""
+        self._data[start : start + len(samples)] = samples.detach().to(self._data)
 
     def read_range(self, start: int, stop: int) -> Tensor:
         """A copy of the samples from ``start`` up to, not including, ``stop``, on the CPU."""
+        return self._data[start:stop].clone()
 
     def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
         """A copy (K * length, *shape), on the CPU, of the chunks (K,); chunk i begins at sample i * length."""
+        return self._data.view(-1, length, *self._data.shape[1:])[chunks].flatten(0, 1)
 
     def sync(self) -> None:
-        """Flush written samples to the disk."""
+        """Flush written samples to the disk, if they are in a file."""
 
     def close(self) -> None:
         """Close the file, if there is one; it stays."""
@@ -38,41 +44,13 @@ class SegmentArray(Protocol):
         """Close the file and remove it, unless it existed before."""
 
 
-class RamArray:
-    """An array in memory; pages are taken as samples are written."""
-
-    def __init__(self, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """``count`` samples of ``shape``."""
-        self._data = torch.empty((count, *shape), dtype=dtype)
-
-    def write(self, start: int, samples: Tensor) -> None:
-        self._data[start : start + len(samples)] = samples.detach().to(self._data)
-
-    def read_range(self, start: int, stop: int) -> Tensor:
-        return self._data[start:stop].clone()
-
-    def read_chunks(self, chunks: Tensor, length: int) -> Tensor:
-        return self._data.view(-1, length, *self._data.shape[1:])[chunks].flatten(0, 1)
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass
-
-
 class DiskArray:
-    """An array in a file of exactly the size needed, whose disk space is reserved on creation."""
+    """The same as :class:`RamArray` in a file of exactly the size needed, whose space is reserved on creation.
+
+    An existing file keeps its content. An OSError says that it cannot be written, or that the disk is full.
+    """
 
     def __init__(self, path: Path, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Open the file at ``path`` with its content, or create it.
-
-        Raises:
-            OSError: it cannot be written, or the disk is full.
-        """
         self._dtype, self._shape = dtype, shape
         self._sample_bytes = dtype.itemsize * math.prod(shape)
         size = count * self._sample_bytes
@@ -124,3 +102,6 @@ class DiskArray:
         self.close()
         if self._created:
             self._created.unlink(missing_ok=True)
+
+
+SegmentArray: TypeAlias = RamArray | DiskArray

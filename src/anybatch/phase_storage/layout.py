@@ -54,22 +54,16 @@ class SegmentLayout:
 
 
 def layout_of(space: gym.Space[Any], num_params: int, *, segments: int, num_envs: int, steps: int) -> SegmentLayout:
-    """Contents of a phase's data for the observation space of a :class:`~anybatch.envs.base.VectorEnv`.
+    """Contents of a phase's data for the ``space`` of a single environment, a flat dictionary of spaces or one space.
 
-    Args:
-        space: of a single environment; a flat dictionary of spaces or one space.
-        num_params: raw distribution parameters P of the policy.
-        segments: N_pi.
-        num_envs: environments of this worker.
-        steps: T.
+    ``num_params`` are the raw distribution parameters P of the policy; the others are as in :class:`SegmentLayout`.
     """
     keys = tuple(space.spaces) if isinstance(space, gym.spaces.Dict) else None
     entries = [space] if keys is None else [space[key] for key in keys]  # type: ignore[index]
-    arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
-        # by position, because a key may hold characters that a file name cannot
-        f"observation{i}": (_torch_dtype(entry), tuple(entry.shape or ()))
-        for i, entry in enumerate(entries)
-    }
+    arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for i, entry in enumerate(entries):  # by position, because a key may hold characters that a file name cannot
+        dtype = torch.from_numpy(np.empty(0, entry.dtype)).dtype
+        arrays[f"observation{i}"] = dtype, tuple(entry.shape or ())
     arrays |= {"value_target": (torch.float32, ()), "old_params": (torch.float32, (num_params,))}
     return SegmentLayout(segments, num_envs, steps, arrays, keys)
 
@@ -80,11 +74,7 @@ def choose_storage(requested: str, need: int, *, free_ram: int, free_disk: int) 
     ``auto`` takes memory up to :data:`IN_CHECKPOINT` bytes. Above, it takes the disk if there is room, because the run
     can then be resumed exactly, and free memory caches the files anyway; otherwise memory.
 
-    Args:
-        requested: ram, disk or auto.
-        need: bytes of a phase.
-        free_ram: free bytes of memory.
-        free_disk: free bytes of disk, including those of existing segments.
+    ``need`` are the bytes of a phase; free bytes of the disk include those of existing segments.
 
     Raises:
         ConfigError: it does not fit.
@@ -115,7 +105,3 @@ def free_disk(folder: Path) -> int:
         existing = existing.parent
     reusable = sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0
     return shutil.disk_usage(existing).free + reusable
-
-
-def _torch_dtype(space: gym.Space[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, space.dtype)).dtype

@@ -55,11 +55,8 @@ class SegmentStore:
 
         Args:
             layout: contents and size.
-            requested: ram, disk or auto.
+            requested: ram, disk or auto; a ConfigError says that the segments do not fit.
             folder: of the files; None allows memory only.
-
-        Raises:
-            ConfigError: they do not fit.
         """
         self.layout = layout
         self.folder = folder
@@ -85,26 +82,15 @@ class SegmentStore:
         """Describe the location and size of the segments to the user."""
         if self.kind == "disk":
             return f"{gigabytes(self.need)} of observations: on disk in {self.folder}"
-        lost = (
-            "" if self._in_checkpoint else ", which a resumed run would have to collect again (not with storage disk)"
-        )
-        return f"{gigabytes(self.need)} of observations: in memory{lost}"
+        lost = ", which a resumed run would have to collect again (not with storage disk)"
+        return f"{gigabytes(self.need)} of observations: in memory{'' if self._in_checkpoint else lost}"
 
     def open(self) -> None:
-        """Allocate the files or the memory.
-
-        Raises:
-            ConfigError: the folder cannot be written, or the disk has become too full.
-        """
+        """Allocate the memory or the files; a ConfigError says that the disk is full or cannot be written."""
         _ = self._arrays
 
     def append(self, observation: Observation, value_target: Tensor) -> None:
-        """Add a segment.
-
-        Args:
-            observation: (N, T, ...).
-            value_target: (N, T).
-        """
+        """Add a segment: observations (N, T, ...) and value targets (N, T)."""
         if self.full:
             raise RuntimeError("the phase is complete; clear() comes before the next segment")
         start = self.samples
@@ -124,11 +110,9 @@ class SegmentStore:
         self._arrays["old_params"].write(start, params)
 
     def minibatch(self, chunks: Tensor, length: int) -> AuxiliaryMinibatch:
-        """Read chunks of trajectories as one minibatch, on the CPU.
+        """Read chunks (K,) of trajectories as one minibatch, on the CPU.
 
-        Args:
-            chunks: (K,) numbers of chunks; chunk i is the samples i*length to (i+1)*length - 1.
-            length: timesteps of a chunk, which divides T.
+        Chunk i is the samples i*length to (i+1)*length - 1; ``length`` divides T.
         """
         read = {name: array.read_chunks(chunks, length) for name, array in self._arrays.items()}
         return AuxiliaryMinibatch(self._pack(read.__getitem__), read["value_target"], read["old_params"])

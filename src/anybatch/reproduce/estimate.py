@@ -40,12 +40,11 @@ def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -
             algorithms take longer in proportion to their network passes; small batches take longer than estimated.
     """
     configs = [group.config for group, _ in required_runs(suite, figures)]
-    seconds = sum(c.total_env_steps / steps_per_second * relative_cost(c) for c in configs)
     phases = [c.iteration_batch * c.aux.policy_iterations for c in configs if c.aux.enabled]
     return Estimate(
         runs=len(configs),
         env_steps=sum(c.total_env_steps for c in configs),
-        gpu_hours=seconds / 3600,
+        gpu_hours=sum(c.total_env_steps * relative_cost(c) for c in configs) / steps_per_second / 3600,
         disk_gb=sum(map(kept_bytes, configs)) / 1e9,
         phase_gb=max(phases, default=0) * _OBSERVATION_BYTES / 1e9,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anybatch.reproduce.results import Curve, Key, Results
+from anybatch.reproduce.results import Key, Results
 from anybatch.reproduce.statistics import (
     Array,
     Effect,
@@ -27,29 +27,20 @@ def threshold(hypotheses: int, *, two_tailed: bool = False) -> float:
     return bonferroni_threshold(LEVEL / 2 if two_tailed else LEVEL, hypotheses)
 
 
-def normalized_curve(suite: Suite, results: Results, key: Key) -> Curve:
-    """Curves of a group as normalised returns, which are 0 after a divergence."""
+def normalized_curves(suite: Suite, results: Results, key: Key) -> Array:
+    """(seeds, points) normalised returns of a group, which are 0 after a divergence."""
     curve = results[key]
     values = normalized(curve.values, *suite.ranges[key[1]])
-    bad = np.isnan(values) & np.array(curve.diverged or (False,) * len(curve.seeds))[:, None]
-    return Curve(curve.seeds, curve.env_steps, np.where(bad, 0.0, values), curve.diverged)
+    return np.where(np.isnan(values) & np.array(curve.diverged)[:, None], 0.0, values)
 
 
-def final_returns(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> Array:
-    """(seeds, tasks) normalised returns at the end of training."""
-    return _mean_over_points(suite, results, variant, x, tasks, slice(-suite.final_points, None))
-
-
-def mean_returns_in_training(suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str]) -> Array:
-    """(seeds, tasks) normalised returns averaged over all of training: the area under the curve."""
-    return _mean_over_points(suite, results, variant, x, tasks, slice(None))
-
-
-def _mean_over_points(
-    suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str], points: slice
+def final_returns(
+    suite: Suite, results: Results, variant: str, x: int, tasks: Sequence[str], *, points: int | None = None
 ) -> Array:
-    curves = (normalized_curve(suite, results, (results.source(variant, task, x), task, x)).values for task in tasks)
-    return np.stack([np.nan_to_num(values[:, points].mean(1)) for values in curves], axis=1)
+    """(seeds, tasks) normalised returns averaged over the last ``points`` of the curves; None takes the suite's."""
+    last = slice(-(points or suite.final_points), None)
+    curves = (normalized_curves(suite, results, (results.source(variant, task, x), task, x)) for task in tasks)
+    return np.stack([np.nan_to_num(values[:, last].mean(1)) for values in curves], axis=1)
 
 
 def ablation_effect(suite: Suite, results: Results, variant: str, divisor: int, tasks: Sequence[str]) -> Effect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,23 +48,30 @@ def pyplot() -> Any:
 
 
 @contextmanager
-def figure(path: Path, *, columns: int = 1, rows: int = 1, width: float = 5.0, height: float = 3.2) -> Iterator[Any]:
-    """Yield the axes of a new figure, and write it to ``path`` at the end.
+def figure(
+    path: Path, panels: int = 1, *, columns: int = 4, width: float = 3.0, height: float = 2.4, label: str = ""
+) -> Iterator[Any]:
+    """Yield the axes (panels,) of a new figure, and write it to ``path``, a PNG, PDF or SVG file, at the end.
 
     Args:
-        path: the PNG (or PDF, SVG) file.
-        columns: panels side by side.
-        rows: panels above each other.
+        path: the file.
+        panels: number of panels, in rows from left to right.
+        columns: maximum number of panels in a row.
         width: inches per panel.
         height: inches per panel.
-
-    Yields:
-        One Axes, or an array (rows * columns,) of them.
+        label: of the vertical axis, beside the first panel of each row.
     """
     plt = pyplot()
+    columns = min(columns, panels)
+    rows = math.ceil(panels / columns)
     with plt.rc_context(_STYLE):
-        fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), layout="constrained")
-        yield axes if rows * columns == 1 else axes.reshape(-1)
+        size = (width * columns, height * rows)
+        fig, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        for axis in axes[:, 0]:
+            axis.set_ylabel(label)
+        for axis in axes.flat[panels:]:
+            axis.axis("off")
+        yield axes.flat[:panels]
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path)
         plt.close(fig)

@@ -81,16 +81,3 @@ def listing() -> str:
         f"{figure.name:15} {figure.paper:17} {figure.about}{' = ' if figure.aliases else ''}{', '.join(figure.aliases)}"
         for figure in FIGURES.values()
     )
-
-
-def with_tasks(suite: Suite, figures: list[Figure]) -> list[Figure]:
-    """Leave out figures without any task in a suite that was cut.
-
-    Raises:
-        ConfigError: none is left.
-    """
-    kept = [figure for figure in figures if figure.tasks(suite)]
-    if not kept:
-        names = ", ".join(figure.name for figure in figures)
-        raise ConfigError(f"games leaves no task for {names}: these figures have none of the named tasks")
-    return kept

@@ -130,7 +130,7 @@ def _run_section(folder: Path) -> Iterator[str]:
     if progress.get("env_steps") and "mean_episode_return" in progress:
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "curve.png"
-            with figure(path) as axes:
+            with figure(path, width=5.0, height=3.2) as (axes,):
                 axes.plot(progress["env_steps"], progress["mean_episode_return"], color=BLUE)
                 axes.set_ylabel("mean return, last 100 episodes")
                 in_millions(axes)

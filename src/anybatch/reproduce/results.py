@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,14 +34,8 @@ class Curve:
     """Environment steps of each run."""
     values: Array
     """(seeds, points); point k of K is the mean over the k-th of K equal intervals of training."""
-    diverged: tuple[bool, ...] = ()
-    """Runs whose numbers stopped being finite."""
-
-    @property
-    def steps(self) -> Array:
-        """(points,) environment steps at the ends of the intervals."""
-        points = self.values.shape[1]
-        return np.arange(1, points + 1) * (self.env_steps / points)
+    diverged: tuple[bool, ...]
+    """Whether each run's numbers stopped being finite."""
 
 
 @dataclass(frozen=True)
@@ -170,19 +164,24 @@ def fill_gaps(values: Array) -> Array:
     return np.asarray(values[known[np.maximum(last, 0)]])
 
 
-def write_results(path: Path, results: Results) -> None:
-    """Write curves as a gzipped CSV, one row per run; equal results give equal bytes."""
+def write_rows(path: Path, rows: Iterable[Iterable[object]], heading: str = "") -> None:
+    """Write rows as a gzipped CSV after a ``heading``, atomically; equal content gives equal bytes."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    points = max((curve.values.shape[1] for curve in results.curves.values()), default=0)
-    writer.writerow([*_HEADER, *(f"p{k + 1}" for k in range(points))])
-    for (variant, task, x), curve in results.curves.items():
-        diverged = curve.diverged or (False,) * len(curve.seeds)
-        for seed, bad, row in zip(curve.seeds, diverged, curve.values, strict=True):
-            fields = ("" if math.isnan(value) else f"{value:.{_DIGITS}g}" for value in row)
-            writer.writerow([variant, task, x, seed, curve.env_steps, int(bad), *fields])
+    text.write(heading)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write curves as a gzipped CSV, one row per run; equal results give equal bytes."""
+    points = max((curve.values.shape[1] for curve in results.curves.values()), default=0)
+    rows: list[list[object]] = [[*_HEADER, *(f"p{k + 1}" for k in range(points))]]
+    for (variant, task, x), curve in results.curves.items():
+        for seed, bad, row in zip(curve.seeds, curve.diverged, curve.values, strict=True):
+            fields = ("" if math.isnan(value) else f"{value:.{_DIGITS}g}" for value in row)
+            rows.append([variant, task, x, seed, curve.env_steps, int(bad), *fields])
+    write_rows(path, rows)
 
 
 def read_results(path: Path) -> Results:

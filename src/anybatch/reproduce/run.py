@@ -144,20 +144,19 @@ def write_table(suite: Suite, figure: Figure, folder: ResultsFolder) -> None:
         write_results(folder.table(figure.name), collect_curves(suite, figure, folder))
 
 
-def read_tables(figure: Figure, folder: ResultsFolder, by_name: dict[str, Figure]) -> Results:
+def read_tables(figure: Figure, folder: ResultsFolder) -> Results:
     """Results of a figure and of the figures that it reads."""
     results = Results()
-    for name in (*figure.reads, figure.name):
-        if by_name[name].has_table:
-            results |= read_results(folder.table(name))
+    for name in (*figure.reads, *([figure.name] if figure.has_table else [])):
+        results |= read_results(folder.table(name))
     return results
 
 
-def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder, by_name: dict[str, Figure]) -> list[Path]:
+def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder) -> list[Path]:
     """Draw a figure from the tables, and write its numbers in words beside it."""
     if not folder.path.is_dir():
         raise ConfigError(f"out is {str(folder.path)!r}, which does not exist; run the figure first")
-    results = read_tables(figure, folder, by_name)
+    results = read_tables(figure, folder)
     paths = figure.draw(suite, results, folder.path)
     folder.summary(figure.name).write_text("\n\n".join(figure.summary(suite, results)) + "\n")
     return paths

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from anybatch.reproduce import plots
-from anybatch.reproduce.finals import normalized_curve
+from anybatch.reproduce.finals import normalized_curves
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array, band
 from anybatch.reproduce.suites.suite import Suite
@@ -84,25 +82,13 @@ def batch_lines(suite: Suite, results: Results, variant: str, task: str) -> list
     ]
 
 
-@contextmanager
-def panels(path: Path, columns: int, rows: int = 1, *, width: float = 3.0, height: float = 2.4) -> Iterator[Any]:
-    """A new figure with a flat array of axes, written to ``path`` at the end; sizes are inches per panel."""
-    with plots.figure(path, columns=columns, rows=rows, width=width, height=height) as axes:
-        yield np.atleast_1d(np.asarray(axes, dtype=object))
-
-
 def draw_panels(
     path: Path, suite: Suite, results: Results, content: Sequence[Panel], *, columns: int = 3, legend_title: str = ""
 ) -> Path:
     """Draw panels of learning curves with one legend; returns ``path``."""
-    columns = min(columns, len(content))
-    with panels(path, columns, math.ceil(len(content) / columns)) as axes:
-        for index, panel in enumerate(content):
-            draw_panel(axes[index], suite, results, panel)
-            if index % columns == 0:
-                axes[index].set_ylabel(NORMALIZED)
-        for axis in axes[len(content) :]:
-            axis.axis("off")
+    with plots.figure(path, len(content), columns=columns, label=NORMALIZED) as axes:
+        for axis, panel in zip(axes, content, strict=True):
+            draw_panel(axis, suite, results, panel)
         legend(axes, title=legend_title)
     return path
 
@@ -121,7 +107,7 @@ def draw_panel(axis: Any, suite: Suite, results: Results, panel: Panel) -> None:
         axis, {results[line.variant, task, line.x].env_steps for line in panel.lines for task in panel.tasks}
     )
     for line in panel.lines:
-        curves = [normalized_curve(suite, results, (line.variant, task, line.x)).values for task in panel.tasks]
+        curves = [normalized_curves(suite, results, (line.variant, task, line.x)) for task in panel.tasks]
         mean, deviation, _ = band(np.mean(curves, axis=0))
         x = np.arange(1, len(mean) + 1) / len(mean) * length
         axis.plot(x, mean, ":" if line.reference else "-", color=line.color, label=line.label)
@@ -150,10 +136,21 @@ def steps_axis(axis: Any, env_steps: set[int]) -> float:
     return length
 
 
-def task_axis(axis: Any, suite: Suite, tasks: Sequence[str]) -> None:
-    """Label the horizontal axis of a bar chart with tasks, and draw its zero line."""
-    labels = [suite.labels[task] for task in tasks]
-    axis.set_xticks(range(len(tasks)), labels, rotation=0 if len(tasks) < 7 else 60)
+def draw_bars(axis: Any, names: Sequence[str], bars: Mapping[str, tuple[Array, Array | None, Any]]) -> None:
+    """Draw bars side by side for each name, and a zero line.
+
+    Args:
+        axis: axes to draw into.
+        names: labels of the horizontal axis.
+        bars: by label the heights (names,), the ends (2, names) of error bars or None, and the colour.
+    """
+    width = 0.8 / len(bars)
+    for k, (label, (heights, ends, color)) in enumerate(bars.items()):
+        place = np.arange(len(names)) + (k - (len(bars) - 1) / 2) * width
+        axis.bar(place, heights, 0.92 * width, color=color, label=label)
+        if ends is not None:
+            axis.vlines(place, *ends, color="0.35", lw=1)
+    axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 7 else 60)
     axis.axhline(0, color="0.2", linewidth=0.8)
     axis.grid(visible=False, axis="x")
 

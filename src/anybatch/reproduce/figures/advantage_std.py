@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array
-from anybatch.reproduce.style import gradient, legend, panels, steps_axis
+from anybatch.reproduce.style import gradient, legend, steps_axis
 from anybatch.reproduce.suites.ladder import ladder, ladder_tasks
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
@@ -26,9 +27,8 @@ def runs(suite: Suite) -> list[RunGroup]:
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw a panel for each environment, on a logarithmic scale."""
     path, tasks = folder / "advantage-std.png", ladder_tasks(suite)
-    columns = min(4, len(tasks))
-    with panels(path, columns, math.ceil(len(tasks) / columns)) as axes:
-        for axis, task in zip(axes, tasks, strict=False):
+    with figure(path, len(tasks), label="std of the advantage") as axes:
+        for axis, task in zip(axes, tasks, strict=True):
             length = steps_axis(axis, {results["all", task, 1].env_steps})
             colors = gradient(len(suite.divisors))
             for divisor, color in reversed(list(zip(suite.divisors, colors, strict=True))):
@@ -40,10 +40,6 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
             axis.set_ylim(min(low, high / 12), high * 1.2)  # at least a decade, so that steady curves look steady
             axis.yaxis.set_minor_formatter("")
             axis.set_title(suite.labels[task])
-        for axis in axes[::columns]:
-            axis.set_ylabel("std of the advantage")
-        for axis in axes[len(tasks) :]:
-            axis.axis("off")
         legend(axes)
     return [path]
 

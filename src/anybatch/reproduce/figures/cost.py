@@ -11,9 +11,9 @@ import numpy as np
 from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import PRESETS
-from anybatch.reproduce.plots import BLACK, BLUE, ORANGE
+from anybatch.reproduce.plots import BLACK, BLUE, ORANGE, figure
 from anybatch.reproduce.results import Curve, Results
-from anybatch.reproduce.style import LABELS, panels
+from anybatch.reproduce.style import LABELS, draw_bars
 from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.build import Components, build
@@ -73,7 +73,7 @@ def measure(suite: Suite) -> Results:
             run.env.close()
     return Results(
         {
-            (name, task, 1): Curve((1,), suite.algorithms[name][task].total_env_steps, np.array([values]))
+            (name, task, 1): Curve((1,), suite.algorithms[name][task].total_env_steps, np.array([values]), (False,))
             for name, values in seconds.items()
         }
     )
@@ -117,16 +117,12 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw computed and measured increases as bars, the paper's as lines."""
     path = folder / "cost.png"
     computed, paper_computed, measured, paper_measured = 100 * np.array([*increases(suite, results).values()]).T
-    with panels(path, 1, width=4.6, height=3.0) as (axis,):
-        left, right = np.arange(len(PAPER)) - 0.2, np.arange(len(PAPER)) + 0.2
-        axis.bar(left, computed, 0.36, color=BLUE, label="computed")
-        axis.bar(right, measured, 0.36, color=ORANGE, label="measured here")
-        axis.hlines(paper_computed, left - 0.2, left + 0.2, color=BLACK, label="the paper's")
-        axis.hlines(paper_measured, right - 0.2, right + 0.2, color=BLACK)
-        axis.set_xticks(range(len(PAPER)), [LABELS[name] for name in PAPER])
-        axis.set_ylabel("increase by the EWMA (%)")
-        axis.axhline(0, color="0.2", linewidth=0.8)
-        axis.grid(visible=False, axis="x")
+    bars = {"computed": (computed, None, BLUE), "measured here": (measured, None, ORANGE)}
+    with figure(path, width=4.6, height=3.0, label="increase by the EWMA (%)") as (axis,):
+        draw_bars(axis, [LABELS[name] for name in PAPER], bars)
+        place = np.arange(len(PAPER))
+        axis.hlines(paper_computed, place - 0.4, place, color=BLACK, label="the paper's")
+        axis.hlines(paper_measured, place, place + 0.4, color=BLACK)
         axis.legend()
     return [path]
 

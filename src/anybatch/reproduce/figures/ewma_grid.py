@@ -8,9 +8,10 @@ import numpy as np
 
 from anybatch.config.io import override
 from anybatch.reproduce.finals import final_returns
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Array
-from anybatch.reproduce.style import NORMALIZED, panels
+from anybatch.reproduce.style import NORMALIZED
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import scale
@@ -52,7 +53,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     path, factors = folder / "ewma-grid.png", suite.grid_factors
     shown = paper_layout(grid_returns(suite, results))
     center, coefficient = _defaults(suite)
-    with panels(path, 1, width=5.0, height=3.8) as (axis,):
+    with figure(path, width=5.0, height=3.8, label="KL penalty coefficient β") as (axis,):
         image = axis.imshow(shown, cmap="viridis", vmin=min(0.0, float(shown.min())), vmax=1.0, aspect="auto")
         for (row, column), value in np.ndenumerate(shown):
             color = "white" if value < 0.6 else "black"
@@ -60,7 +61,6 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
         axis.set_xticks(range(len(factors)), [f"{center / d:g}" for d in reversed(factors)])
         axis.set_yticks(range(len(factors)), [f"{coefficient * f:g}" for f in reversed(factors)])
         axis.set_xlabel("centre of mass of the EWMA (gradient steps)")
-        axis.set_ylabel("KL penalty coefficient β")
         axis.grid(visible=False)
         axis.set_title(f"{suite.labels[suite.grid]}, {suite.batch_label(suite.divisors[-1])}")
         axis.figure.colorbar(image, ax=axis, label=f"final {NORMALIZED}")

@@ -8,8 +8,9 @@ import numpy as np
 
 from anybatch.reproduce import style
 from anybatch.reproduce.finals import difference, final_returns, threshold
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import band, bootstrap_interval, probability_of_improvement
+from anybatch.reproduce.statistics import bootstrap_interval, difference_with_error, probability_of_improvement
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown, p_value
 
@@ -30,24 +31,16 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw mean curves beside the differences by environment, and curves by environment."""
     path, tasks = folder / "head-to-head.png", FIGURE.tasks(suite)
     lines = [style.Line(name, 1, style.LABELS[name], style.COLORS[name]) for name in suite.algorithms]
-    with style.panels(path, 2, width=4.2, height=3.0) as (curves, bars):
+    differences = {}
+    for ours, baseline in PAIRS:
+        a, b = (final_returns(suite, results, name, 1, tasks) for name in (ours, baseline))
+        mean, error = difference_with_error(a, b)
+        label = f"{style.LABELS[ours]} − {style.LABELS[baseline]}"
+        differences[label] = mean, np.stack([mean - error, mean + error]), style.COLORS[ours]
+    with figure(path, 2, width=4.2, height=3.0, label=style.NORMALIZED) as (curves, bars):
         style.draw_panel(curves, suite, results, style.Panel("", tasks, lines))
-        curves.set_ylabel(style.NORMALIZED)
         curves.legend()
-        for k, (ours, baseline) in enumerate(PAIRS):
-            a, b = (final_returns(suite, results, name, 1, tasks) for name in (ours, baseline))
-            error = np.sqrt(band(a).sem ** 2 + band(b).sem ** 2)
-            place, label = np.arange(len(tasks)) + 0.36 * (k - 0.5), f"{style.LABELS[ours]} − {style.LABELS[baseline]}"
-            bars.bar(
-                place,
-                a.mean(0) - b.mean(0),
-                0.34,
-                yerr=error,
-                color=style.COLORS[ours],
-                label=label,
-                error_kw={"lw": 1},
-            )
-        style.task_axis(bars, suite, tasks)
+        style.draw_bars(bars, [suite.labels[task] for task in tasks], differences)
         bars.set_ylabel(f"difference in final\n{style.NORMALIZED}")
         bars.legend(loc="upper left")
     return [path, style.draw_tasks(folder / "head-to-head-by-environment.png", suite, results, tasks, lines)]

@@ -11,8 +11,9 @@ import numpy as np
 from anybatch.config.io import override
 from anybatch.reproduce import style
 from anybatch.reproduce.finals import batch_gap, final_returns
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import band
+from anybatch.reproduce.statistics import difference_with_error
 from anybatch.reproduce.suites.ladder import ABLATIONS, ladder, ladder_tasks, ppg_tasks, without_ewma
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown, means_by_task
@@ -71,19 +72,16 @@ def draw_gaps(suite: Suite, results: Results, path: Path) -> Path:
     """Draw figure 3: largest less smallest batch by environment, on a square-root scale, with standard errors."""
     tasks, smallest = ladder_tasks(suite), suite.divisors[-1]
     variants = [variant for variant in ("all", *ABLATIONS) if (variant, tasks[0], smallest) in results]
-    with style.panels(path, 1, width=6.6, height=3.2) as axes:
-        axis = axes[0]
-        for k, variant in enumerate(variants):
-            large, small = (final_returns(suite, results, variant, c, tasks) for c in (1, smallest))
-            difference = large.mean(0) - small.mean(0)
-            error = np.sqrt(band(large).sem ** 2 + band(small).sem ** 2)
-            place = np.arange(len(tasks)) + (k - (len(variants) - 1) / 2) * 0.16
-            axis.bar(place, signed_root(difference), 0.15, color=style.COLORS[variant], label=style.LABELS[variant])
-            axis.vlines(place, signed_root(difference - error), signed_root(difference + error), color="0.35", lw=1)
+    gaps = {}
+    for variant in variants:
+        gap, error = difference_with_error(*(final_returns(suite, results, variant, c, tasks) for c in (1, smallest)))
+        ends = signed_root(np.stack([gap - error, gap + error]))
+        gaps[style.LABELS[variant]] = signed_root(gap), ends, style.COLORS[variant]
+    label = f"return at {suite.batch_label(1)}\n− at {suite.batch_label(smallest)}"
+    with figure(path, width=6.6, height=3.2, label=label) as axes:
+        style.draw_bars(axes[0], [suite.labels[task] for task in tasks], gaps)
         ticks = np.array([-0.25, -0.05, 0.0, 0.05, 0.25, 0.5, 1.0])
-        axis.set_yticks(signed_root(ticks), [f"{x:g}" for x in ticks])
-        style.task_axis(axis, suite, tasks)
-        axis.set_ylabel(f"return at {suite.batch_label(1)}\n− at {suite.batch_label(smallest)}")
+        axes[0].set_yticks(signed_root(ticks), [f"{x:g}" for x in ticks])
         style.legend(axes, columns=2)
     return path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from anybatch.reproduce.figures.invariance import draw_by_environment
-from anybatch.reproduce.finals import ablation_effect, mean_returns_in_training, threshold
+from anybatch.reproduce.finals import ablation_effect, final_returns, threshold
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import van_elteren
 from anybatch.reproduce.style import Panel, batch_lines, draw_panels
@@ -39,7 +39,7 @@ def summary(suite: Suite, results: Results) -> list[str]:
     for divisor in smaller:
         size, z, p = ablation_effect(suite, results, "linear-step", divisor, tasks)
         sqrt, linear = (
-            mean_returns_in_training(suite, results, name, divisor, tasks) for name in ("all", "linear-step")
+            final_returns(suite, results, name, divisor, tasks, points=suite.points) for name in ("all", "linear-step")
         )
         test = van_elteren(sqrt, linear)
         effect = [f"{size:+.3f}", f"{z:.2f}", p_value(p)]

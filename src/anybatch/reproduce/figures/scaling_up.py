@@ -12,7 +12,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 from anybatch.reproduce import style
 from anybatch.reproduce.finals import final_returns
-from anybatch.reproduce.plots import BLACK
+from anybatch.reproduce.plots import BLACK, figure
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
@@ -56,7 +56,7 @@ def noise_scale(results: Results, task: str) -> float:
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw the final return against the samples of a gradient step, with the noise scale."""
     path, tasks = folder / "scaling-up.png", FIGURE.tasks(suite)
-    with style.panels(path, len(tasks), width=4.0, height=3.0) as axes:
+    with figure(path, len(tasks), width=4.0, height=3.0, label=f"final {style.NORMALIZED}") as axes:
         for axis, task in zip(axes, tasks, strict=True):
             config = suite.scaling_up[task]
             batches = [config.optimization_batch * m for m in suite.multiples]
@@ -71,7 +71,6 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
             axis.set_xlabel("environments")
             axis.set_title(suite.labels[task])
             axis.set_ylim(-0.05, 1.1)
-        axes[0].set_ylabel(f"final {style.NORMALIZED}")
         style.legend(axes, columns=2)
     return [path]
 

@@ -9,6 +9,7 @@ from typing import Any
 from anybatch.config.io import override
 from anybatch.reproduce import style
 from anybatch.reproduce.finals import difference, final_returns, threshold
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown, p_value
@@ -36,14 +37,12 @@ def runs(suite: Suite) -> list[RunGroup]:
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw mean curves with the final returns beside them, and curves by environment."""
     path, tasks = folder / "staleness.png", FIGURE.tasks(suite)
-    with style.panels(path, 2, 2) as axes:
+    with figure(path, 4, columns=2, label=style.NORMALIZED) as axes:
         for axis, objective in zip(axes, OBJECTIVES, strict=False):
             style.draw_panel(
                 axis, suite, results, style.Panel(style.LABELS[objective], tasks, _lines(suite, objective))
             )
         _draw_final_returns(axes[3], suite, results, tasks)
-        axes[0].set_ylabel(style.NORMALIZED)
-        axes[2].set_ylabel(style.NORMALIZED)
         style.legend(axes[:3], title="delay")
     by_task = [
         style.draw_tasks(

@@ -6,10 +6,13 @@ import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from anybatch.reproduce.finals import ablation_effect, threshold
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import Effect
-from anybatch.reproduce.style import LABELS, gradient, panels
+from anybatch.reproduce.style import LABELS, draw_bars, gradient
 from anybatch.reproduce.suites.ladder import ABLATIONS, ladder_tasks, ppg_tasks
 from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
@@ -39,21 +42,17 @@ def effect_table(suite: Suite, results: Results) -> EffectTable:
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw the Z-scores as bars, with the threshold."""
     effects, needed, _ = effect_table(suite, results)
-    path, smaller = folder / "tests.png", suite.divisors[1:]
-    width = 0.8 / len(smaller)
-    with panels(path, 1, width=7.6, height=3.2) as (axis,):
-        for k, (divisor, color) in enumerate(zip(smaller, gradient(len(suite.divisors))[1:], strict=True)):
-            places = [i + (k - (len(smaller) - 1) / 2) * width for i in range(len(effects))]
-            scores = [by_divisor[divisor].z for by_divisor in effects.values()]
-            axis.bar(places, scores, width * 0.92, color=color, label=suite.batch_label(divisor))
+    path, names = folder / "tests.png", [textwrap.fill(LABELS[variant], 14) for variant in effects]
+    scores = {
+        suite.batch_label(divisor): (np.array([x[divisor].z for x in effects.values()]), None, color)
+        for divisor, color in list(zip(suite.divisors, gradient(len(suite.divisors)), strict=True))[1:]
+    }
+    with figure(path, width=7.6, height=3.2, label=f"Z: loss compared\nwith {suite.batch_label(1)}") as (axis,):
+        draw_bars(axis, names, scores)
         axis.axhline(needed, color="0.2", linestyle="--", linewidth=1)
         place = (1.01, needed)
         axis.annotate("p = 0.001,\ncorrected", place, xycoords=("axes fraction", "data"), va="center", fontsize=9)
-        axis.axhline(0, color="0.2", linewidth=0.8)
-        names = [textwrap.fill(LABELS[variant], 14) for variant in effects]
-        axis.set_xticks(range(len(effects)), names, fontsize=9)
-        axis.grid(visible=False, axis="x")
-        axis.set_ylabel(f"Z: loss compared\nwith {suite.batch_label(1)}")
+        axis.tick_params("x", labelsize=9)
         axis.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9)
     return [path]
 

@@ -40,7 +40,6 @@ def launch(
     launcher: Literal["vectorized", "single"] = "vectorized",
     rows: int | None = 200,
     processes: int = 1,
-    max_runs: int = MAX_RUNS,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RunResult]:
     """Train runs and write the result of each to ``folder``; runs that already have a result are not trained again.
@@ -53,7 +52,6 @@ def launch(
             :func:`anybatch.training.train` for each, which offers everything.
         rows: about how many rows to keep of each new run; None keeps every iteration.
         processes: number of processes, each of which trains a stack or a single run with one thread.
-        max_runs: most runs in a stack.
         on_done: called with the numbers of finished runs and of all runs, at first with the runs that have a result.
 
     Returns:
@@ -68,17 +66,15 @@ def launch(
     if launcher not in ("vectorized", "single"):
         raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
     folder = Path(folder)
-    runs = list(zip(configs, seeds, strict=True))
-    paths = [result_path(folder, *run) for run in runs]
-    missing = {path: run for path, run in zip(paths, runs, strict=True) if not path.exists()}
-    total = len(set(paths))
-    done = total - len(missing)
+    runs = {result_path(folder, *run): run for run in zip(configs, seeds, strict=True)}
+    missing = [run for path, run in runs.items() if not path.exists()]
+    total, done = len(runs), len(runs) - len(missing)
     on_done(done, total)
-    widest = max_runs if launcher == "vectorized" else 1
-    for finished in _work(stacks(list(missing.values()), widest), launcher, folder, rows, processes):
+    work = stacks(missing) if launcher == "vectorized" else [[run] for run in missing]
+    for finished in _work(work, launcher, folder, rows, processes):
         done += finished
         on_done(done, total)
-    return [read_result(path) for path in paths]
+    return [read_result(result_path(folder, *run)) for run in zip(configs, seeds, strict=True)]
 
 
 def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX_SAMPLES) -> list[list[Run]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import io
 import json
 import math
 from pathlib import Path
@@ -15,9 +14,9 @@ import numpy as np
 from anybatch.config.io import from_dict, to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError
+from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked.shapes import run_identity
 from anybatch.reproduce.stacked.stack import RunResult
-from anybatch.system.atomic_files import write_bytes
 
 _DIGITS = 7
 
@@ -35,13 +34,8 @@ def write_result(folder: Path, result: RunResult) -> Path:
     """
     path = result_path(folder, result.config, result.seed)
     about = {"seed": result.seed, "diverged": result.diverged, "config": to_dict(result.config)}
-    text = io.StringIO()
-    text.write(f"# {json.dumps(about)}\n")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(result.columns)
-    writer.writerows([_format(x) for x in row] for row in zip(*result.columns.values(), strict=True))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+    rows = ([_format(x) for x in row] for row in zip(*result.columns.values(), strict=True))
+    write_rows(path, [result.columns, *rows], f"# {json.dumps(about)}\n")
     return path
 
 

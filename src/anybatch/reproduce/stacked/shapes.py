@@ -51,12 +51,8 @@ def run_identity(config: TrainConfig) -> str:
     return _without(config, _WITHOUT_EFFECT)
 
 
-def check_stackable(config: TrainConfig) -> None:
-    """Refuse what a stack does not offer; networks are checked when they are stacked.
-
-    Raises:
-        ConfigError: ``config`` needs the single launcher.
-    """
+def _check_stackable(config: TrainConfig) -> None:
+    """Refuse what a stack does not offer; networks are checked when they are stacked."""
     optimizer, source = config.optimizer, config.rollout.source
     needs = {
         "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
@@ -79,13 +75,9 @@ def not_stackable(reason: str) -> ConfigError:
 
 
 def check_common_shape(configs: Sequence[TrainConfig]) -> None:
-    """Check that runs can be stacked with each other.
-
-    Raises:
-        ConfigError: they cannot.
-    """
+    """Raise a ConfigError if runs cannot be stacked with each other."""
     for config in configs:
-        check_stackable(config)
+        _check_stackable(config)
     if len({shape_key(config) for config in configs}) > 1:
         raise ConfigError(
             "the configurations of a stack differ in more than numbers; launch() groups them by shape_key"

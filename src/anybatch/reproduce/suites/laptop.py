@@ -12,30 +12,16 @@ from typing import Any
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import PRESETS
-from anybatch.reproduce.suites.suite import Cut, Suite, cut, shortened
+from anybatch.reproduce.suites.suite import Suite, cut, shortened
 from anybatch.scaling import scale
 
-LABELS = {
-    "catch": "Catch",
-    "tall-catch": "tall Catch",
-    "catch-ppg": "Catch (PPG)",
-    "acrobot": "Acrobot",
+_TASKS: dict[str, tuple[str, str, tuple[float, float]]] = {
+    "catch": ("Catch", "Catch-v0", (-0.6, 1.0)),
+    "tall-catch": ("tall Catch", "Catch-v0", (-0.6, 1.0)),
+    "catch-ppg": ("Catch (PPG)", "Catch-v0", (-0.6, 1.0)),
+    "acrobot": ("Acrobot", "Acrobot-v1", (-500.0, -80.0)),
 }
-
-RANGES: dict[str, tuple[float, float]] = {
-    "catch": (-0.6, 1.0),
-    "tall-catch": (-0.6, 1.0),
-    "catch-ppg": (-0.6, 1.0),
-    "acrobot": (-500.0, -80.0),
-}
-"""Approximate return of a random policy, and the highest possible return."""
-
-ENVS = {
-    "catch": "Catch-v0",
-    "tall-catch": "Catch-v0",
-    "catch-ppg": "Catch-v0",
-    "acrobot": "Acrobot-v1",
-}
+"""Label and environment, approximate return of a random policy and highest possible return."""
 
 _SHARED: dict[str, Any] = {
     "num_envs": 64,
@@ -84,8 +70,8 @@ def laptop() -> Suite:
     return Suite(
         name="laptop",
         about="EnvPool's Catch, as it is and 16 rows tall, and Acrobot; networks of two layers of 32",
-        labels=LABELS,
-        ranges=RANGES,
+        labels={task: label for task, (label, _, _) in _TASKS.items()},
+        ranges={task: limits for task, (_, _, limits) in _TASKS.items()},
         invariance={task: _config(task, changes) for task, changes in INVARIANCE.items()},
         staleness={task: _config(task, changes, preset="ppo") for task, changes in STALENESS.items()},
         algorithms={name: _algorithm(name) for name in PRESETS},
@@ -107,14 +93,14 @@ def laptop() -> Suite:
 
 def laptop_smoke() -> Suite:
     """A few iterations of everything in under a minute, to check that it runs."""
-    suite = cut(laptop(), Cut(games=("catch", "catch-ppg", "acrobot"), seeds=2, steps=2048))
+    suite = cut(laptop(), ("catch", "catch-ppg", "acrobot"), seeds=2, steps=2048)
     algorithms = {name: {"catch": configs["catch"]} for name, configs in suite.algorithms.items()}
     return shortened(replace(suite, algorithms=algorithms))
 
 
 def _config(task: str, changes: Mapping[str, Any], preset: str = "") -> TrainConfig:
     preset = preset or ("ppg-ewma" if "aux.policy_iterations" in changes else "ppo-ewma")
-    return PRESETS[preset](f"envpool:{ENVS[task]}", **{**_SHARED, **changes})
+    return PRESETS[preset](f"envpool:{_TASKS[task][1]}", **{**_SHARED, **changes})
 
 
 def _algorithm(name: str) -> dict[str, TrainConfig]:

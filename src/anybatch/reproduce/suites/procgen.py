@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.procgen import NORMALIZATION
 from anybatch.presets import PRESETS
-from anybatch.reproduce.suites.suite import Cut, Suite, change, cut, shortened
+from anybatch.reproduce.suites.suite import Suite, change, cut, shortened
 
 _NAMES = (
     "CoinRun", "StarPilot", "CaveFlyer", "Dodgeball", "FruitBot", "Chaser", "Miner", "Jumper",
@@ -32,15 +32,14 @@ def procgen() -> Suite:
 
     The delays of figure 1 and the grid of appendix G are not in the paper's text and were chosen to cover its claims.
     """
-    algorithms = {name: _configs(PRESETS[name], tuple(GAMES)) for name in PRESETS}
-    staleness = {game: PRESETS["ppo"](f"procgen:{game}-hard", proximal="recent", **_PUBLISHED) for game in GAMES}
+    algorithms = {name: _configs(PRESETS[name], GAMES) for name in PRESETS}
     return Suite(
         name="procgen",
         about="16 Procgen games on hard, 100M environment steps, IMPALA networks: the paper's runs",
         labels=GAMES,
         ranges=NORMALIZATION,
         invariance=algorithms["ppg-ewma"],
-        staleness=staleness,
+        staleness=_configs(PRESETS["ppo"], GAMES, proximal="recent"),
         algorithms=algorithms,
         betas=("heist",),
         grid="starpilot",
@@ -59,7 +58,7 @@ def procgen() -> Suite:
 
 def procgen_smoke() -> Suite:
     """Two games, a small batch, a tiny network and few steps, to check that everything runs."""
-    suite = cut(procgen(), Cut(games=("coinrun", "starpilot"), seeds=1, steps=512))
+    suite = cut(procgen(), ("coinrun", "starpilot"), seeds=1, steps=512)
     suite = change(
         suite,
         {
@@ -76,5 +75,5 @@ def procgen_smoke() -> Suite:
     return shortened(replace(suite, scaling_up={"starpilot": suite.scaling_up["starpilot"]}))
 
 
-def _configs(preset: Callable[..., TrainConfig], games: tuple[str, ...], **changes: Any) -> dict[str, TrainConfig]:
+def _configs(preset: Callable[..., TrainConfig], games: Iterable[str], **changes: Any) -> dict[str, TrainConfig]:
     return {game: preset(f"procgen:{game}-hard", **_PUBLISHED, **changes) for game in games}

@@ -124,36 +124,24 @@ class Figure:
     """Numbers of the figures and tables of the paper that it reproduces."""
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Limits that make a suite smaller."""
-
-    games: tuple[str, ...] = ()
-    """Tasks to keep; all if empty."""
-    seeds: int | None = None
-    """Repetitions."""
-    steps: int | None = None
-    """Environment steps of every run."""
-
-
-def cut(suite: Suite, limits: Cut) -> Suite:
-    """Reduce a suite to fewer tasks, repetitions or steps.
+def cut(suite: Suite, games: Sequence[str] = (), seeds: int | None = None, steps: int | None = None) -> Suite:
+    """Reduce a suite to the named tasks, fewer repetitions, or fewer environment steps of every run.
 
     Raises:
         ConfigError: a task that the suite does not have, or a number below 1.
     """
-    for name in limits.games:
+    for name in games:
         if name not in suite.labels:
             raise ConfigError(f"games is {name!r}, but must be among {', '.join(suite.labels)}")
-    for option, number in (("seeds", limits.seeds), ("steps", limits.steps)):
+    for option, number in (("seeds", seeds), ("steps", steps)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} is {number}, but must be at least 1")
-    if limits.games:
-        suite = _select(suite, limits.games)
-    if limits.seeds is not None:
-        suite = replace(suite, seeds={"default": limits.seeds})
-    if limits.steps is not None:
-        suite = replace(change(suite, {"total_env_steps": limits.steps}), grid_steps=None)
+    if games:
+        suite = _select(suite, games)
+    if seeds is not None:
+        suite = replace(suite, seeds={"default": seeds})
+    if steps is not None:
+        suite = replace(change(suite, {"total_env_steps": steps}), grid_steps=None)
     return suite
 
 
