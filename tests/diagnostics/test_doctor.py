@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anybatch.config.schema import TrainConfig
 from anybatch.diagnostics.doctor import LiveDoctor, examine
-from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.presets import PRESETS, ppg_ewma, ppo, ppo_ewma
+from anybatch.runs.progress import read_progress
+from anybatch.scaling import rescale
 from anybatch.scaling.findings import Finding
+from anybatch.training import train
 
 ROWS = 200
 
@@ -196,6 +200,102 @@ def test_live_doctor_remembers_the_start() -> None:
     row = {name: column[-1] for name, column in healthy().items()}
     told = [x for i in range(200) for x in live.look({**row, "entropy": 1.5 if i < 50 else 0.001})]
     assert [x.check for x in told] == ["entropy"]
+
+
+def test_live_doctor_keeps_the_whole_run_thinly() -> None:
+    live = LiveDoctor(config(), every=10, memory=30)
+    row = {name: column[-1] for name, column in healthy(clip_fraction=0.001).items()}
+    told = [live.look({**row, "mean_episode_return": min(i, 300.0)}) for i in range(500)]
+    assert not any(told[11:])  # that returns have risen from 0 counts long after row 30
+
+
+RISEN = [float(min(i, 100)) for i in range(ROWS)]  # episode returns
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        # at the highest return there is nothing left to explain, to limit or to explore
+        {"mean_episode_return": 500.0, "explained_variance": -2.05, "clip_fraction": 0.001},
+        {"mean_episode_return": RISEN, "clip_fraction": 0.001, "entropy": [1.5] * 100 + [0.01] * 100},
+        # no reward yet
+        {"mean_episode_return": 0.0, "explained_variance": -3.0, "clip_fraction": 0.0, "advantage_std_used": 1e-9},
+        # returns with a hundredth of the variance that they had: 1 / (1 - 0) at first, then 0.03 / (1 + 2)
+        {"advantage_std": [1.0] * 100 + [0.03**0.5] * 100, "explained_variance": [0.0] * 100 + [-2.0] * 100},
+        # one iteration in which the policy hardly acts differently, or the pole falls once
+        {"kl_proximal": [0.005] * 190 + [5.0] + [0.005] * 9, "kl_behavior": [0.01] * 190 + [50.0] + [0.01] * 9},
+        {"advantage_std_used": [1.0] * 190 + [30.0] + [1.0] * 9},
+        {"effective_sample_size": [0.98] * 190 + [0.001] * 5 + [0.98] * 5},
+        # clipping did something, and the step size has decayed since
+        {"clip_fraction": [0.1] * 100 + [0.001] * 100},
+        dict.fromkeys(("clip_fraction", "explained_variance", "advantage_std", "entropy"), math.nan),
+        {"mean_episode_return": math.nan, "noise_scale_adam": math.nan, "gradient_correlation": math.nan},
+    ],
+)
+def test_no_warning_in_a_healthy_situation(columns: dict[str, Any]) -> None:
+    assert found(healthy(**columns)) == {}
+
+
+def test_the_same_numbers_are_a_symptom_where_returns_do_not_rise() -> None:
+    falling = {"mean_episode_return": [100.0 - 0.1 * i for i in range(ROWS)]}
+    assert set(found(healthy(**falling, clip_fraction=0.001))) == {"clip_fraction_low"}
+    assert set(found(healthy(**falling, explained_variance=-2.05, advantage_std=1.0))) == {"explained_variance"}
+    assert set(found(healthy(**falling, entropy=[1.5] * 100 + [0.01] * 100))) == {"entropy"}
+
+
+def test_explained_variance_is_of_all_recent_iterations_together() -> None:
+    """Half of the iterations: residual variance 0.1, returns 1. The others: residual 0.01, returns 0.001, a share of
+    -9. Together 1 - 0.11 / 1.001 = 0.89, where the mean share is -4."""
+    columns = {"advantage_std": [0.1**0.5, 0.1] * 100, "explained_variance": [0.9, -9.0] * 100}
+    assert found(healthy(**columns)) == {}
+    # residuals 0.96 of 1, and 0.01 of 0.001: 1 - 0.97 / 1.001 = 3%
+    columns = {"advantage_std": [0.96**0.5, 0.1] * 100, "explained_variance": [0.04, -9.0] * 100}
+    assert "explains 3% of" in found(healthy(**columns))["explained_variance"].seen
+
+
+def test_the_first_iterations_are_not_judged() -> None:
+    first = healthy(clip_fraction=0.3, kl_proximal=1.0, noise_scale_adam=100.0, explained_variance=-1.0)
+    assert found({name: column[:4] for name, column in first.items()}) == {}
+    early = healthy(clip_fraction=0.001, noise_scale_adam=2000.0, explained_variance=-1.0)
+    early = {name: column[:30] for name, column in early.items()}  # 15% of the run
+    assert found(early) == {}
+    assert any("too early" in finding.means for finding in examine(early, config()))
+    assert set(found(early, config(total_env_steps=65536 * 60))) == {
+        "clip_fraction_low",
+        "noise_scale",
+        "explained_variance",
+    }
+
+
+def test_rows_before_the_first_estimate_do_not_mean_that_the_noise_scale_is_large() -> None:
+    progress = healthy(noise_scale_adam=[math.nan] * 8 + [2000.0] * 7, gradient_correlation=[math.nan] * 8 + [0.1] * 7)
+    progress["env_steps"] = progress["env_steps"][-15:]
+    assert found({name: column[:15] for name, column in progress.items()})["noise_scale"].severity == "error"
+
+
+def test_successive_steps_on_one_trajectory_correlate_without_signal() -> None:
+    one = config(num_envs=1, rollout_steps=65536)
+    assert found(healthy(gradient_correlation=0.4), one) == {}
+    assert found(healthy(gradient_correlation=-0.4), one)["noise_scale"].severity == "warning"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_envs", [1, 64])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_warning_for_a_healthy_run(preset: str, num_envs: int, tmp_path: Path) -> None:
+    phase = {"policy_iterations": 8, "aux_minibatches": 64, "aux_epochs": 3} if preset.startswith("ppg") else {}
+    settings = PRESETS[preset](
+        "gym:CartPole-v1", num_envs=8, rollout_steps=128, minibatches=16, step_size=7e-4, total_env_steps=30_000,
+        discount=0.99, workers=1, model_options={"width": 32}, **{"log.tensorboard": False}, **phase,
+    )  # fmt: skip
+    settings, _ = rescale(settings, num_envs=num_envs, rollout_steps=128 if num_envs == 1 else 16)
+    train(settings, tmp_path / "run", seed=5, quiet=True)
+    progress = read_progress(tmp_path / "run" / "progress.csv")
+    assert max(progress["mean_episode_return"][1:]) > 60  # a random policy has 22
+    assert found(progress, settings) == {}
+    live = LiveDoctor(settings)
+    rows = (dict(zip(progress, row, strict=True)) for row in zip(*progress.values(), strict=True))
+    assert [str(finding) for row in rows for finding in live.look(row)] == []
 
 
 def test_ppg_is_examined_too() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 from pathlib import Path
-from statistics import harmonic_mean
+from statistics import harmonic_mean, median
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from anybatch.diagnostics.noise_scale import NoiseScale, adam_denominator, ratio, signal_and_noise, window_steps
+from anybatch.config.chunks import shared_trajectories
+from anybatch.diagnostics.noise_scale import (
+    NoiseScale,
+    adam_denominator,
+    ratio,
+    signal_and_noise,
+    signal_of_distant_pairs,
+    window_steps,
+)
 from anybatch.presets import ppo_ewma
 from anybatch.runs.checkpoint import load_newest
 from anybatch.runs.progress import read_progress
@@ -203,6 +212,98 @@ def test_windows_are_whole_iterations(minibatches: int, center_of_mass: float, s
     assert window_steps(minibatches, center_of_mass) == steps
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("samples", [8, 64])
+def test_windows_of_iterations_that_share_trajectories_have_8_at_least(shared: bool, samples: int) -> None:
+    assert window_steps(samples, 8.0, shared_trajectories=shared) == samples * (8 if shared else 1)
+
+
+def test_three_gradients_have_one_distant_pair() -> None:
+    first, second, third = torch.randn(3, 10, dtype=torch.float64)
+    rows = torch.stack([first, second, third])
+    norm, mean = float(rows.square().sum(1).mean()), float(rows.mean(0).square().sum())
+    neighbors = float((first @ second + second @ third) / 2)
+    assert signal_of_distant_pairs(norm, mean, neighbors, 3) == pytest.approx(float(first @ third))
+
+
+RHO = 0.9
+
+
+def autocorrelated(iterations: int, envs: int, steps: int) -> torch.Tensor:
+    """AR(1) samples of variance 1 around 0, (iterations, envs, steps, 100), which continue in the next iteration."""
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(iterations * steps, envs, 100, generator=generator)
+    noise[1:] *= math.sqrt(1 - RHO**2)
+    for before, now in pairwise(noise):
+        now.add_(before, alpha=RHO)
+    return noise.view(iterations, steps, envs, -1).transpose(1, 2)
+
+
+def variance_of_mean(steps: int) -> float:
+    """Variance of the mean of ``steps`` samples: (1/T) (1 + 2 sum_k (1 - k/T) rho^k)."""
+    return (1 + 2 * sum((1 - k / steps) * RHO**k for k in range(1, steps))) / steps
+
+
+def estimated(noise: torch.Tensor, size: int, iteration: int | None) -> dict[str, float]:
+    """Estimates at weights that stand still, with the gradients 1 + 4 noise of ``size`` samples each."""
+    parameter = nn.Parameter(torch.zeros(noise.shape[-1]))
+    estimate = NoiseScale(8 * (iteration or 1), adam=False, iteration=iteration)
+    for row in noise.flatten(0, -2):
+        parameter.grad = 1.0 + 4.0 * row
+        estimate.add([parameter], SGD([parameter], lr=0.0), size)
+    return estimate.result()
+
+
+def test_pieces_of_one_trajectory_and_many_trajectories_have_the_same_noise_scale() -> None:
+    """Trajectories of 64 steps; the noise scale is 64 samples times 16 times the variance of a trajectory's mean."""
+    pieces = autocorrelated(400, 1, 64).view(400, 8, 8, 100).mean(2)
+    pieces = torch.stack([iteration[torch.randperm(8)] for iteration in pieces])  # as minibatches come
+    trajectories = autocorrelated(1, 2048, 64).mean(2)
+    one, many = estimated(pieces, 8, 8), estimated(trajectories, 64, None)
+    expected = 64 * 16 * variance_of_mean(64)
+    assert one["noise_scale"] == pytest.approx(expected, rel=0.1)
+    assert many["noise_scale"] == pytest.approx(expected, rel=0.1)
+    independent = estimated(pieces, 8, None)
+    assert independent["noise_scale"] < 0.5 * expected
+    # |G|^2 / E|g|^2 of pieces of 8 steps, and the covariance c of successive trajectories: var(128) = (var(64) + c) / 2
+    covariance = 2 * variance_of_mean(128) - variance_of_mean(64)
+    share = (1 + 16 * covariance) / (1 + 16 * variance_of_mean(8))
+    assert one["gradient_correlation"] == pytest.approx(share, abs=0.02)
+    assert share < 0.11
+    assert independent["gradient_correlation"] > 0.2
+
+
+def test_iterations_of_one_minibatch_continue_each_other() -> None:
+    iterations = autocorrelated(2048, 1, 32).mean(2)
+    expected = 32 * 16 * variance_of_mean(32)
+    assert estimated(iterations, 32, 1)["noise_scale"] == pytest.approx(expected, rel=0.1)
+    assert estimated(iterations, 32, None)["noise_scale"] < 0.9 * expected
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "minibatches", "shared"), [(1, 8, True), (12, 8, True), (4, 4, False), (64, 2, True), (64, 8, False)]
+)
+def test_training_knows_when_minibatches_share_trajectories(num_envs: int, minibatches: int, shared: bool) -> None:
+    assert shared_trajectories(num_envs, minibatches) == shared
+
+
+def test_a_window_of_iterations_has_distant_pairs() -> None:
+    with pytest.raises(ValueError, match="3 or more whole iterations"):
+        NoiseScale(16, adam=False, iteration=8)
+
+
+def test_a_window_of_another_kind_is_dropped() -> None:
+    before, after = NoiseScale(8, adam=True), NoiseScale(8, adam=True, iteration=2)
+    problem = Problem(3.0)
+    for _ in range(11):
+        problem.step(before, 4)
+    after.load_state_dict(before.state_dict())
+    assert after.result() == before.result()
+    for _ in range(8):
+        problem.step(after, 4)
+    assert after.state_dict()["window"] == {}
+
+
 # ---------------------------------------------------------------- in training
 
 
@@ -244,3 +345,19 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     whole, parts = (read_progress(tmp_path / name / "progress.csv") for name in ("whole", "parts"))
     for name in ("noise_scale", "noise_scale_adam", "gradient_correlation"):
         assert [x for x in whole[name] if x == x] == [x for x in parts[name] if x == x]
+
+
+@pytest.mark.slow
+def test_one_environment_has_the_noise_scale_of_many(tmp_path: Path) -> None:
+    """At step size 0 and 8 samples a step; before, one environment gave an eighth of what many give."""
+    scales = {}
+    for envs, steps in ((8, 8), (1, 64)):
+        still = config(
+            num_envs=envs, rollout_steps=steps, minibatches=8, step_size=1e-30, total_env_steps=64 * 400,
+            **{"model.options": {"width": 16, "depth": 1}},
+        )  # fmt: skip
+        train(still, tmp_path / str(envs), seed=4, quiet=True)
+        progress = read_progress(tmp_path / str(envs) / "progress.csv")
+        scales[envs] = median(x for x in progress["noise_scale_adam"][200:] if math.isfinite(x))
+        assert abs(median(progress["gradient_correlation"][200:])) < 0.12
+    assert 0.5 < scales[1] / scales[8] < 2

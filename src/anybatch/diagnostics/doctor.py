@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 
+from anybatch.config.chunks import shared_trajectories
 from anybatch.config.schema import TrainConfig
 from anybatch.scaling.conditions import OLD_SHARE_OF_RUN
 from anybatch.scaling.findings import Finding
@@ -22,11 +23,13 @@ Adam's denominator is proportional to ``sqrt(1 + B_noise/B)`` (appendix C), the 
 """
 
 _FEWEST_ROWS, _SHARE_OF_RUN = 20, 0.1
+_TOO_FEW_ROWS = 5
 _FEW_CLIPPED, _MANY_CLIPPED, _MANY_CLIPPED_IN_EPOCHS = 0.01, 0.1, 0.2
-_OSCILLATION = 10.0
+_OSCILLATION, _SWINGS = 10.0, 3
 _CAPPED, _LEAST_SAMPLE_SIZE = 0.01, 0.5
 _FAR_PROXIMAL, _FAR_BEHAVIOR = 0.1, 0.5
 _LITTLE_EXPLAINED, _EARLY = 0.1, 0.2
+_LITTLE_SPREAD = 0.25
 _COLLAPSED = 0.05
 
 
@@ -39,9 +42,11 @@ def examine(progress: Progress, config: TrainConfig) -> list[Finding]:
 
     Returns:
         What was found in the last tenth of the iterations (20 at least), worst first; "ok" findings tell where the run
-        stands.
+        stands. Fewer than 5 iterations give no warning about what they logged.
     """
-    found = [finding for check in _CHECKS for finding in check(progress, config)]
+    rows = max((len(column) for column in progress.values()), default=0)
+    checks = _CHECKS if rows >= _TOO_FEW_ROWS else (_age,)
+    found = [finding for check in checks for finding in check(progress, config)]
     return sorted(found, key=lambda finding: ("error", "warning", "ok").index(finding.severity))
 
 
@@ -49,7 +54,7 @@ class LiveDoctor:
     """Looks at a run while it trains, and warns of each kind of finding once, and once more if it becomes an error."""
 
     def __init__(self, config: TrainConfig, *, every: int = 25, memory: int = 50) -> None:
-        """Examine the last ``memory`` iterations, and the first, after ``every`` that many."""
+        """Examine the run every ``every`` iterations: the last ``memory`` in full, earlier ones ever more thinly."""
         self._config = config
         self._every = every
         self._memory = memory
@@ -63,8 +68,8 @@ class LiveDoctor:
         for name in _COLUMNS:
             column = self._columns.setdefault(name, [])
             column.append(float(row.get(name, math.nan)))
-            if len(column) > self._memory:
-                del column[1]  # the first row stays, to compare with
+            if len(column) > 2 * self._memory:
+                column[: self._memory] = column[: self._memory : 2]  # the first row stays, to compare with
         if self._rows % self._every:
             return []
         new = [
@@ -83,7 +88,9 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         return
     epochs, seen = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
     most = _MANY_CLIPPED if epochs == 1 else _MANY_CLIPPED_IN_EPOCHS
-    if clipped < _FEW_CLIPPED:
+    if max(clipped, fmean(_finite(progress, "clip_fraction"))) < _FEW_CLIPPED:
+        if _is_early(progress, config) or _returns_are_constant(progress) or _has_learned(progress):
+            return  # there is little to limit, or nothing that a larger batch would improve
         com = f"{config.policy.center_of_mass:g}"
         raise_it = f"raise policy.center_of_mass ({com})" if _ewma(config) else "PPO-EWMA with a high centre of mass"
         yield Finding(
@@ -107,12 +114,11 @@ def _advantage_std(progress: Progress, config: TrainConfig) -> Iterator[Finding]
     values = _recent(progress, "advantage_std_used")
     if not config.advantage.normalize or len(values) < 3:
         return
-    factor = _oscillation(values)
-    if factor >= _OSCILLATION:
+    if _swings(values, _OSCILLATION) >= _SWINGS:
         yield Finding(
             "advantage_std",
             "warning",
-            f"the advantages' standard deviation goes up and down by a factor of {factor:.3g}",
+            f"the advantages' standard deviation goes up and down by a factor of {_oscillation(values):.3g}",
             "dividing by it makes step sizes as unsteady",
             f"take the moments from more iterations: raise advantage.span ({config.advantage.span:g})",
         )
@@ -124,7 +130,7 @@ def _importance(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         if config.stale
         else f"a smaller optimizer.step_size ({config.optimizer.step_size:g}) or fewer optimizer.policy_epochs"
     )
-    capped, size = _mean(progress, "importance_capped"), _mean(progress, "effective_sample_size")
+    capped, size = _mean(progress, "importance_capped"), _median(progress, "effective_sample_size")
     if capped is not None and capped > _CAPPED:
         yield Finding(
             "importance_capped",
@@ -144,7 +150,7 @@ def _importance(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    proximal, behavior = _mean(progress, "kl_proximal"), _mean(progress, "kl_behavior")
+    proximal, behavior = _median(progress, "kl_proximal"), _median(progress, "kl_behavior")
     if proximal is not None and proximal > _FAR_PROXIMAL:
         yield Finding(
             "kl_proximal",
@@ -188,8 +194,8 @@ def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _value(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    explained, steps = _mean(progress, "explained_variance"), progress.get("env_steps", ())
-    if explained is None or not steps or steps[-1] < _EARLY * config.total_env_steps:
+    explained = _explained(progress)
+    if explained is None or _is_early(progress, config, missing=True) or _returns_are_constant(progress):
         return
     if explained < _LITTLE_EXPLAINED:
         yield Finding(
@@ -201,10 +207,34 @@ def _value(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         )
 
 
+def _explained(progress: Progress) -> float | None:
+    """Share of the returns' variance within iterations that the value function explains, over all recent iterations.
+
+    1 - sum var(residual) / sum var(return), where the residual is the advantage. The mean of
+    the iterations' shares would depend most on those whose returns hardly vary: a few steps of one environment, or a
+    policy at the highest return.
+    None if there is no estimate, or the returns vary much less than they did.
+    """
+    shares = progress.get("explained_variance", ())
+    stds = progress.get("advantage_std", ())
+    if not stds:
+        return _median(progress, "explained_variance")
+    residuals = [std * std for std in stds]
+    returns = [x / (1 - share) if share < 1 else math.nan for x, share in zip(residuals, shares, strict=False)]
+    known = [(x, y) for x, y in zip(_last(residuals), _last(returns), strict=False) if math.isfinite(y)]
+    if not known:
+        return None
+    residual, spread = (fmean(column) for column in zip(*known, strict=True))
+    whole, size = [x for x in returns if math.isfinite(x)], len(known)
+    most = max(fmean(whole[i : i + size]) for i in range(0, len(whole), size))
+    return 1 - residual / spread if spread > _LITTLE_SPREAD**2 * most else None
+
+
 def _entropy(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    whole = [x for x in progress.get("entropy", ()) if math.isfinite(x)]
-    recent = _recent(progress, "entropy")
+    whole, recent = _finite(progress, "entropy"), _recent(progress, "entropy")
     if len(recent) < 3 or min(whole) < 0:  # a density's entropy has no floor, so nothing says when it has collapsed
+        return
+    if _has_learned(progress):
         return
     first, now = whole[0], fmean(recent)
     if first > 0 and now < _COLLAPSED * first:
@@ -219,15 +249,18 @@ def _entropy(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     name = "noise_scale_adam" if config.optimizer.kind == "adam" else "noise_scale"
-    column = [x for x in _last(progress.get(name, ())) if not math.isinf(x)]
+    column = [x for x in _last(_measured(progress, name)) if not math.isinf(x)]
     batch, finite = config.optimization_batch, [x for x in column if not math.isnan(x)]
     correlations = _recent(progress, "gradient_correlation")
-    if not correlations and all(map(math.isnan, progress.get(name, ()))):
+    if not correlations and not _finite(progress, name):
         return
     kind = "noise scale of Adam's update" if name.endswith("adam") else "gradient noise scale"
     scale = median(finite) if 2 * len(finite) > len(column) else math.inf
     how, remedy = "", "more minibatches or fewer environments"
-    if correlations and (correlation := median(correlations)):
+    correlation = median(correlations) if correlations else 0.0
+    if correlation > 0 and shared_trajectories(config.env.num_envs, config.optimizer.minibatches):
+        correlation = 0.0  # it can come from trajectories that continue in the next iteration
+    if correlation:
         # what the mean over a window misses where weights move within it; see NoiseScale
         from_pairs = batch * (1 - abs(correlation)) / abs(correlation)
         if batch > HOLDS * from_pairs and from_pairs < scale:
@@ -245,25 +278,39 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         )
         return
     seen = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples{how}"
+    yield _verdict(batch, scale, seen, remedy, early=_is_early(progress, config))
+
+
+def _measured(progress: Progress, name: str) -> Sequence[float]:
+    """A column without the rows before the first estimate."""
+    column = progress.get(name, ())
+    rows = zip(column, progress.get("gradient_correlation", column), strict=False)
+    return column[next((i for i, row in enumerate(rows) if any(map(math.isfinite, row))), len(column)) :]
+
+
+def _verdict(batch: float, scale: float, seen: str, remedy: str, *, early: bool) -> Finding:
+    """Where a batch stands beside the noise scale."""
     limit = f"{max(1.0, HOLDS * scale):,.0f}"
     if batch <= HOLDS * scale:
-        yield Finding("noise_scale", "ok", seen, f"small enough: the scaling rules hold up to a batch of {limit}", "")
-    elif batch < CRITICAL * scale:
-        yield Finding(
+        means = f"small enough: the scaling rules hold up to a batch of {limit}"
+        return Finding("noise_scale", "ok", seen, means, "")
+    if early:
+        return Finding("noise_scale", "ok", seen, "too early to judge: the noise scale grows during training", "")
+    if batch < CRITICAL * scale:
+        return Finding(
             "noise_scale",
             "warning",
             seen,
             "near the critical batch, where the rules begin to fail",
             f"expect the same behaviour only from batches up to {limit}: {remedy}",
         )
-    else:
-        yield Finding(
-            "noise_scale",
-            "error",
-            seen,
-            "past the critical batch: the scaling rules do not hold, and samples are wasted on a precise gradient",
-            f"tune at an optimisation batch of {limit} or less: {remedy}",
-        )
+    return Finding(
+        "noise_scale",
+        "error",
+        seen,
+        "past the critical batch: the scaling rules do not hold, and samples are wasted on a precise gradient",
+        f"tune at an optimisation batch of {limit} or less: {remedy}",
+    )
 
 
 _CHECKS: tuple[Callable[[Progress, TrainConfig], Iterator[Finding]], ...] = (
@@ -278,7 +325,9 @@ _CHECKS: tuple[Callable[[Progress, TrainConfig], Iterator[Finding]], ...] = (
 )
 _COLUMNS = (
     "env_steps",
+    "mean_episode_return",
     "clip_fraction",
+    "advantage_std",
     "advantage_std_used",
     "importance_capped",
     "effective_sample_size",
@@ -296,6 +345,10 @@ def _last(column: Sequence[float]) -> Sequence[float]:
     return column[-max(_FEWEST_ROWS, round(_SHARE_OF_RUN * len(column))) :]
 
 
+def _finite(progress: Progress, name: str) -> list[float]:
+    return [x for x in progress.get(name, ()) if math.isfinite(x)]
+
+
 def _recent(progress: Progress, name: str) -> list[float]:
     return [x for x in _last(progress.get(name, ())) if math.isfinite(x)]
 
@@ -303,6 +356,43 @@ def _recent(progress: Progress, name: str) -> list[float]:
 def _mean(progress: Progress, name: str) -> float | None:
     values = _recent(progress, name)
     return fmean(values) if values else None
+
+
+def _median(progress: Progress, name: str) -> float | None:
+    values = _recent(progress, name)
+    return median(values) if values else None
+
+
+def _is_early(progress: Progress, config: TrainConfig, *, missing: bool = False) -> bool:
+    """Whether less than a fifth of the run is done; ``missing`` if the log does not say."""
+    steps = progress.get("env_steps", ())
+    return steps[-1] < _EARLY * config.total_env_steps if steps else missing
+
+
+def _returns_are_constant(progress: Progress) -> bool:
+    """Whether all recent episodes had the same return: the highest one, or no reward has been found yet."""
+    returns = _recent(progress, "mean_episode_return")
+    return len(returns) > 1 and max(returns) == min(returns)
+
+
+def _has_learned(progress: Progress) -> bool:
+    """Whether episode returns have risen from the start of the run, by more than half of their range."""
+    returns, recent = _finite(progress, "mean_episode_return"), _recent(progress, "mean_episode_return")
+    return bool(recent) and fmean(recent) - returns[0] > 0.5 * (max(returns) - min(returns))
+
+
+def _swings(values: Sequence[float], factor: float) -> int:
+    """Number of turns at which values rise and fall by ``factor`` or more: 2 for one exception among equal values."""
+    swings = direction = 0
+    lowest = highest = max(values[0], 1e-12)
+    for value in values:
+        value = max(value, 1e-12)
+        lowest, highest = min(lowest, value), max(highest, value)
+        if direction <= 0 and value >= factor * lowest:
+            swings, direction, highest = swings + 1, 1, value
+        elif direction >= 0 and value * factor <= highest:
+            swings, direction, lowest = swings + 1, -1, value
+    return swings
 
 
 def _oscillation(values: Sequence[float]) -> float:

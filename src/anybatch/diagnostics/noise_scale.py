@@ -18,7 +18,9 @@ from torch.optim import Optimizer
 
 _FEWEST_STEPS, _MOST_STEPS = 8, 64
 _SPAN = 32  # windows
+_FEWEST_ITERATIONS = 8
 _SUMS = ("sum", "squares", "products")
+_ITERATION_SUMS = ("iteration", "iteration_squares", "neighbors", "previous_iteration")
 
 
 def signal_and_noise(
@@ -44,12 +46,34 @@ def signal_and_noise(
     return signal, noise
 
 
+def signal_of_distant_pairs(norm_squared: float, mean_norm_squared: float, neighbors: float, count: int) -> float:
+    """Mean product of all pairs of gradients that are not neighbours: ``|G|^2`` where only neighbours are correlated.
+
+    ``|g_1 + ... + g_n|^2`` is the sum of n squares, of 2 (n - 1) products of neighbours, and of (n - 1)(n - 2) others.
+
+    Args:
+        norm_squared: mean of ``|g_i|^2``.
+        mean_norm_squared: ``|g|^2`` of the mean of all gradients.
+        neighbors: mean of ``g_i g_{i+1}``.
+        count: n, at least 3.
+    """
+    others = count**2 * mean_norm_squared - count * norm_squared - 2 * (count - 1) * neighbors
+    return others / ((count - 1) * (count - 2))
+
+
 class NoiseScale:
     """Running estimate from the gradients of consecutive steps, which training has anyway.
 
     A window of k gradient steps gives the mean of ``|g_i|^2`` (B samples each) and the norm of the mean gradient (k B
     samples). Parameters move within a window, which is kept so short that they hardly do: about the age of the proximal
-    policy. Signal and noise, as shares of the window's mean ``|g_i|^2`` so that no window of long gradients outweighs
+    policy.
+
+    Both sizes must consist of independent samples. Minibatches that are parts of the same trajectories do not: they
+    have the trajectory's noise in common, and their mean would count it as signal. There the mean over an iteration
+    takes the place of a step, and signal is the mean product of iterations that are not neighbours, since trajectories
+    continue from one iteration to the next.
+
+    Signal and noise, as shares of the window's mean ``|g_i|^2`` so that no window of long gradients outweighs
     all that follow, are smoothed over windows separately, and only then divided, since a ratio of noisy estimates is
     biased.
 
@@ -60,19 +84,27 @@ class NoiseScale:
     Where weights swing about a minimum within a window, its mean hides the signal. The correlation of successive
     gradients, ``r = E[g_i g_{i+1}] / E[g_i^2]``, does not: it is the signal's share of a gradient where weights stand
     still, and minus that share for SGD at rest on a noisy quadratic, so B (1 - |r|) / |r| is the noise scale there too.
+    Where minibatches share trajectories, only the last step of an iteration and the first of the next make a pair.
     """
 
-    def __init__(self, steps: int, *, adam: bool, device: torch.device | None = None) -> None:
+    def __init__(
+        self, steps: int, *, adam: bool, iteration: int | None = None, device: torch.device | None = None
+    ) -> None:
         """Start without an estimate.
 
         Args:
-            steps: gradient steps of a window, at least 2.
+            steps: gradient steps of a window, at least 2; at least 3 iterations if ``iteration`` is given.
             adam: whether to estimate the preconditioned noise scale too.
+            iteration: gradient steps of an iteration, if they share trajectories; None if each has its own.
             device: device of the gradients, to which :meth:`load_state_dict` moves the window.
         """
         if steps < 2:
             raise ValueError(f"a window of {steps} gradient steps has no second batch size")
+        if iteration and (steps % iteration or steps < 3 * iteration):
+            raise ValueError(f"a window of {steps} gradient steps is not 3 or more whole iterations of {iteration}")
         self._steps = steps
+        self._iteration = iteration
+        self._sums = _SUMS + _ITERATION_SUMS * bool(iteration)
         self._device = device
         self._kinds = ("noise_scale", "noise_scale_adam") if adam else ("noise_scale",)
         self._signal = dict.fromkeys(self._kinds, 0.0)
@@ -84,14 +116,16 @@ class NoiseScale:
         """Take the gradient of one step, mean over ``samples``, before the optimiser uses it."""
         gradient = torch.cat([x.grad.reshape(-1) for x in parameters if x.grad is not None])
         if not self._window:
-            self._window = {"taken": 0} | {name: torch.zeros_like(gradient) for name in _SUMS}
+            self._window = {"taken": 0} | {name: torch.zeros_like(gradient) for name in self._sums}
         window = self._window
-        if window["taken"]:
+        if window["taken"] and window["taken"] % (self._iteration or 1) == 0:
             window["products"].addcmul_(gradient, window["previous"])
         window["previous"] = gradient
         window["taken"] += 1
         window["sum"] += gradient
         window["squares"].addcmul_(gradient, gradient)
+        if self._iteration:
+            self._add_to_iteration(gradient, self._iteration)
         if window["taken"] == self._steps:
             self._end_window(parameters, optimizer, samples)
 
@@ -117,24 +151,41 @@ class NoiseScale:
         self._signal, self._noise = dict(state["signal"]), dict(state["noise"])
         self._window = {k: x.to(self._device) if isinstance(x, Tensor) else x for k, x in state["window"].items()}
         self._correlation, self._weight = state.get("correlation", (0.0, 0.0))
-        if "products" not in self._window:  # of an earlier version
-            self._window = {}
+        if self._window and not set(self._sums) <= set(self._window) <= {*self._sums, "taken", "previous"}:
+            self._window = {}  # of an earlier version, or of other numbers of environments and workers
+
+    def _add_to_iteration(self, gradient: Tensor, steps: int) -> None:
+        window = self._window
+        window["iteration"].add_(gradient, alpha=1 / steps)
+        if window["taken"] % steps == 0:
+            window["iteration_squares"].addcmul_(window["iteration"], window["iteration"])
+            window["neighbors"].addcmul_(window["iteration"], window["previous_iteration"])  # at first with 0
+            window["previous_iteration"] = window["iteration"]
+            window["iteration"] = torch.zeros_like(gradient)
 
     def _end_window(self, parameters: Sequence[Parameter], optimizer: Optimizer, samples: int) -> None:
-        moments = (
-            self._window["squares"] / self._steps,
-            (self._window["sum"] / self._steps).square_(),
-            self._window["products"] / (self._steps - 1),
-        )
+        window, iterations = self._window, self._steps // (self._iteration or 1)
+        moments = [
+            window["squares"] / self._steps,
+            (window["sum"] / self._steps).square_(),
+            window["products"] / (iterations - 1),
+        ]
+        if self._iteration:
+            moments += [window["iteration_squares"] / iterations, window["neighbors"] / (iterations - 1)]
         keep = (_SPAN - 1) / (_SPAN + 1)
         correlation = 0.0
         for kind in self._kinds:
             if kind == "noise_scale_adam":
                 squared_denominator = adam_denominator(parameters, optimizer).square_()
-                moments = tuple(x.div_(squared_denominator) for x in moments)
-            small, large, product = (float(x.sum(dtype=torch.float64)) for x in moments)
+                moments = [x.div_(squared_denominator) for x in moments]
+            small, large, product, *of_iterations = (float(x.sum(dtype=torch.float64)) for x in moments)
             if small > 0:
-                signal, noise = signal_and_noise(1.0, large / small, samples, samples * self._steps)
+                if self._iteration:
+                    norm_squared, neighbors = of_iterations
+                    signal = signal_of_distant_pairs(norm_squared, large, neighbors, iterations) / small
+                    noise = (norm_squared / small - signal) * samples * self._iteration
+                else:
+                    signal, noise = signal_and_noise(1.0, large / small, samples, samples * self._steps)
                 self._signal[kind] = keep * self._signal[kind] + signal
                 self._noise[kind] = keep * self._noise[kind] + noise
                 correlation = product / small
@@ -166,7 +217,11 @@ def adam_denominator(parameters: Sequence[Parameter], optimizer: Optimizer) -> T
     return torch.cat(flat)
 
 
-def window_steps(minibatches: int, center_of_mass: float) -> int:
-    """Gradient steps of a window: whole iterations, about as many steps as the proximal policy is old."""
+def window_steps(minibatches: int, center_of_mass: float, *, shared_trajectories: bool = False) -> int:
+    """Gradient steps of a window: whole iterations, about as many steps as the proximal policy is old.
+
+    At least 8 steps; at least 8 iterations where the minibatches share trajectories, for as many pairs.
+    """
     steps = min(max(_FEWEST_STEPS, minibatches, center_of_mass), max(_MOST_STEPS, minibatches))
-    return math.ceil(steps / minibatches) * minibatches
+    iterations = max(math.ceil(steps / minibatches), _FEWEST_ITERATIONS if shared_trajectories else 1)
+    return iterations * minibatches

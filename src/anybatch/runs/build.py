@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from anybatch.auxiliary_phase import AuxiliaryPhase
+from anybatch.config.chunks import shared_trajectories
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate_envs_per_worker
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
@@ -210,8 +211,14 @@ def _compile(learner: Learner) -> None:
 
 def _noise_scale(config: TrainConfig, device: torch.device) -> NoiseScale:
     age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
-    steps = window_steps(config.optimizer.minibatches, age)
-    return NoiseScale(steps, adam=config.optimizer.kind == "adam", device=device)
+    minibatches = config.optimizer.minibatches
+    shared = any(shared_trajectories(n, minibatches) for n in envs_per_worker(config.env.num_envs, world_size()))
+    return NoiseScale(
+        window_steps(minibatches, age, shared_trajectories=shared),
+        adam=config.optimizer.kind == "adam",
+        iteration=minibatches if shared else None,
+        device=device,
+    )
 
 
 def _ray_seeds(config: TrainConfig, seed: int, env_stream: int) -> Seeds:
