@@ -159,7 +159,7 @@ def test_an_error_in_the_grid_leaves_no_run_behind(
     def broken(*_: Any) -> None:
         raise RuntimeError("the display broke")
 
-    monkeypatch.setattr("anybatch.grid.display._NoDisplay.update", broken)
+    monkeypatch.setattr("anybatch.grid.display.Display.update", broken)
     with pytest.raises(RuntimeError, match="the display broke"):
         run_grid([(small(), 0), (small(), 1)], tmp_path, quiet=True)
     assert launcher.killed == 2

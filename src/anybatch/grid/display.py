@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from anybatch.grid.job import LOG, Display, Outcome
+from anybatch.grid.job import LOG, Outcome
 from anybatch.grid.run_folder import last_row
 
 _REFRESH_SECONDS = 1.0
@@ -18,20 +18,24 @@ _MAX_ROWS = 30
 _ORDER = ("running", "failed", "interrupted", "waiting", "done")
 
 
+class Display:
+    """A view of a grid's progress; this one shows nothing."""
+
+    def update(self, outcomes: Sequence[Outcome]) -> None:
+        """Show the current state; called several times a second."""
+
+    def close(self, outcomes: Sequence[Outcome]) -> None:
+        """Show the final state."""
+
+
 def make_display(outcomes: Sequence[Outcome], *, quiet: bool) -> Display:
     """A live table if standard error is a terminal, otherwise lines; nothing if ``quiet``."""
     if quiet:
-        return _NoDisplay()
+        return Display()
     return _LiveTable() if sys.stderr.isatty() else _StatusLines(outcomes)
 
 
-class _NoDisplay:
-    def update(self, outcomes: Sequence[Outcome]) -> None: ...
-
-    def close(self, outcomes: Sequence[Outcome]) -> None: ...
-
-
-class _StatusLines:
+class _StatusLines(Display):
     """One line whenever a run starts or ends."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
@@ -51,7 +55,7 @@ class _StatusLines:
         _print_result(outcomes)
 
 
-class _LiveTable:
+class _LiveTable(Display):
     """A table that is redrawn in place: running jobs first, then failed, interrupted, waiting and finished ones."""
 
     def __init__(self) -> None:
@@ -119,11 +123,7 @@ def _print_result(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
-    failed = [
-        [outcome.job.label, str(outcome.starts), outcome.error, str(outcome.folder / LOG)]
-        for outcome in outcomes
-        if outcome.status == "failed"
-    ]
-    if failed:
-        console.print(_rich_table("failed runs", ("run", "starts", "error", "log"), failed))
+    if failed := [outcome for outcome in outcomes if outcome.status == "failed"]:
+        rows = [[x.job.label, str(x.starts), x.error, str(x.folder / LOG)] for x in failed]
+        console.print(_rich_table("failed runs", ("run", "starts", "error", "log"), rows))
     console.print(_summary(outcomes), markup=False, highlight=False)

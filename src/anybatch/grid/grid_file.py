@@ -24,17 +24,13 @@ from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 from anybatch.grid.job import Job
+from anybatch.scaling import scale
 
 _KEYS = ("base", "set", "variants", "vary", "seeds")
-_SCALE = "divide_batch_by"
 
 
 def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> list[Job]:
-    """Read the jobs of a grid file.
-
-    Args:
-        path: the file.
-        presets: presets that ``base`` can name.
+    """Read the jobs of a grid file, whose ``base`` can name one of the presets.
 
     Raises:
         ConfigError: the file cannot be read, or an entry is invalid; the message names file and entry.
@@ -65,13 +61,9 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> l
 
 
 def _override_and_scale(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
-    divide_batch_by = changes.pop(_SCALE, 1)
+    divide_batch_by = changes.pop("divide_batch_by", 1)
     config = override(base, changes)
-    if divide_batch_by == 1:
-        return config
-    from anybatch.scaling import scale
-
-    return scale(config, divide_batch_by)[0]
+    return config if divide_batch_by == 1 else scale(config, divide_batch_by)[0]
 
 
 def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:

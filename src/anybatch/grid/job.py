@@ -1,14 +1,13 @@
-"""Jobs of a grid, their outcomes, and the interfaces between the runner, launchers and displays."""
+"""Jobs of a grid and their outcomes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from anybatch._version import __version__
 from anybatch.config.io import to_dict
@@ -77,39 +76,3 @@ class GridResult:
         """0 if all jobs are done, 1 if some failed, 130 if some were interrupted."""
         statuses = {outcome.status for outcome in self.outcomes}
         return 1 if "failed" in statuses else 130 if statuses - {"done"} else 0
-
-
-class Running(Protocol):
-    """A run in progress."""
-
-    def exit_code(self) -> int | None:
-        """Exit code of ``anybatch train``, or minus the signal that ended it; None while it runs."""
-
-    def stop(self) -> None:
-        """Ask the run to write a checkpoint and end."""
-
-    def kill(self) -> None:
-        """End the run at once."""
-
-
-class Launcher(Protocol):
-    """A way to start runs."""
-
-    processes: int
-    """Maximum number of simultaneous runs."""
-
-    def start(self, outcome: Outcome, slot: int) -> Running:
-        """Start a job; ``slot`` is below ``processes`` and unique among the jobs that run."""
-
-    def close(self) -> None:
-        """Release resources."""
-
-
-class Display(Protocol):
-    """A view of a grid's progress."""
-
-    def update(self, outcomes: Sequence[Outcome]) -> None:
-        """Show the current state; called several times a second."""
-
-    def close(self, outcomes: Sequence[Outcome]) -> None:
-        """Show the final state."""

@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from anybatch.errors import AnybatchError, ConfigError
-from anybatch.grid.job import LOG, Launcher, Outcome, Running
+from anybatch.grid.job import LOG, Outcome
 from anybatch.system.processes import KILLED, ChildProcess, visible_gpus
 
 _STOP_FILE, _STOP_POLL_SECONDS = "stop", 0.5
 
 
-def make_launcher(name: str, processes: int | None, address: str | None) -> Launcher:
-    """Create the launcher ``local`` or ``ray``.
-
-    Raises:
-        ConfigError: there is no such launcher, or ``processes`` is below 1.
-        AnybatchError: Ray is not installed.
-    """
+def make_launcher(name: str, processes: int | None, address: str | None) -> LocalLauncher | RayLauncher:
+    """Create the launcher ``local`` or ``ray``."""
     if processes is not None and processes < 1:
         raise ConfigError(f"processes is {processes}, but must be at least 1")
     if name == "local":
-        return _LocalLauncher(processes or os.cpu_count() or 1)
+        return LocalLauncher(processes or os.cpu_count() or 1)
     if name == "ray":
-        return _RayLauncher(processes, address)
+        return RayLauncher(processes, address)
     raise ConfigError(f"launcher is {name!r}, but must be local, ray or print")
-
-
-def shell_command(outcome: Outcome) -> str:
-    """Shell command that trains the run or resumes it."""
-    return shlex.join(["anybatch", *outcome.command])
 
 
 def _command(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "anybatch", *arguments]
 
 
-class _LocalLauncher:
+class LocalLauncher:
     """Processes on this machine; several GPUs are assigned to the runs in turn."""
 
     def __init__(self, processes: int) -> None:
         self.processes = processes
         self._gpus = visible_gpus() if processes > 1 else []
 
-    def start(self, outcome: Outcome, slot: int) -> Running:
+    def start(self, outcome: Outcome, slot: int) -> ChildProcess:
+        """Start a job; ``slot`` is below ``processes`` and unique among the jobs that run."""
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         return ChildProcess(
             _command(outcome.command),
@@ -61,7 +51,7 @@ class _LocalLauncher:
     def close(self) -> None: ...
 
 
-class _RayLauncher:
+class RayLauncher:
     """Tasks of a Ray cluster; each runs the same command as a local process."""
 
     def __init__(self, processes: int | None, address: str | None) -> None:
@@ -80,19 +70,22 @@ class _RayLauncher:
         self._gpus_per_run = 1 if resources.get("GPU") else 0
         self.processes = processes or max(1, int(resources.get("GPU") or resources.get("CPU", 1)))
 
-    def start(self, outcome: Outcome, slot: int) -> Running:
+    def start(self, outcome: Outcome, slot: int) -> RayTask:
+        """Start a job; Ray finds its place."""
         task = self._ray.remote(_train_in_task).options(num_cpus=1, num_gpus=self._gpus_per_run, max_retries=0)
         stop = outcome.folder / _STOP_FILE
         stop.unlink(missing_ok=True)
         result = task.remote(outcome.command, str(outcome.folder / LOG), str(stop), os.getcwd())
-        return _Task(self._ray, result, stop)
+        return RayTask(self._ray, result, stop)
 
     def close(self) -> None:
         if self._started_ray:
             self._ray.shutdown()
 
 
-class _Task:
+class RayTask:
+    """A run in progress, with the interface of :class:`~anybatch.system.processes.ChildProcess`."""
+
     def __init__(self, ray: Any, result: Any, stop: Path) -> None:
         self._ray = ray
         self._result = result

@@ -11,6 +11,7 @@ import contextlib
 import csv
 import io
 import math
+import shlex
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -22,11 +23,12 @@ from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
-from anybatch.grid.display import make_display
-from anybatch.grid.job import JOB, LOG, Display, GridResult, Job, Launcher, Outcome, Running
-from anybatch.grid.launchers import make_launcher, shell_command
+from anybatch.grid.display import Display, make_display
+from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
+from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
 from anybatch.grid.run_folder import finished, last_row
 from anybatch.system.atomic_files import write_text
+from anybatch.system.processes import ChildProcess
 from anybatch.system.signals import Interrupts
 
 _INDEX = "grid.csv"
@@ -76,7 +78,7 @@ def run_grid(
     pending = [outcome for outcome in outcomes if outcome.status != "done"]
     if launcher == "print":
         for outcome in pending:
-            print(shell_command(outcome), flush=True)
+            print(shlex.join(["anybatch", *outcome.command]), flush=True)
         return GridResult(outcomes)
     backend = make_launcher(launcher, processes, address) if pending else None
     display = make_display(outcomes, quiet=quiet)
@@ -105,24 +107,25 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
         validate(job.config)
     outcomes = [Outcome(job, Path(folder).absolute() / name) for name, job in distinct.items()]
     for outcome in outcomes:
-        path = outcome.folder / JOB
+        path, job = outcome.folder / JOB, outcome.job
         if not path.exists():
             try:
-                outcome.folder.mkdir(parents=True, exist_ok=True)
-                write_text(path, to_yaml(outcome.job.config, anybatch=__version__, seed=outcome.job.seed))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, to_yaml(job.config, anybatch=__version__, seed=job.seed))
             except OSError as error:
-                raise ConfigError(
-                    f"the grid's folder is {str(folder)!r}, which cannot be written: {error.strerror}"
-                ) from error
-        if finished(outcome.folder, outcome.job.config):
+                reason = f"which cannot be written: {error.strerror}"
+                raise ConfigError(f"the grid's folder is {str(folder)!r}, {reason}") from error
+        if finished(outcome.folder, job.config):
             outcome.status = "done"
     _write_index(outcomes, Path(folder))
     return outcomes
 
 
-def _run_jobs(outcomes: Sequence[Outcome], launcher: Launcher, display: Display, restarts: int) -> None:
+def _run_jobs(
+    outcomes: Sequence[Outcome], launcher: LocalLauncher | RayLauncher, display: Display, restarts: int
+) -> None:
     waiting = deque(outcome for outcome in outcomes if outcome.status != "done")
-    running: dict[int, tuple[Outcome, Running]] = {}
+    running: dict[int, tuple[Outcome, ChildProcess | RayTask]] = {}
     stopping = False
     with Interrupts(patience=60.0) as interrupts:
         try:
@@ -191,8 +194,6 @@ def _write_index(outcomes: Sequence[Outcome], folder: Path) -> None:
     for outcome in outcomes:
         row = last_row(outcome.folder)
         score = row.get("mean_episode_return", math.nan)
-        job, shown = outcome.job, "" if math.isnan(score) else score
-        writer.writerow(
-            [outcome.folder.name, job.name, job.seed, outcome.status, f"{row.get('env_steps', 0):.0f}", shown]
-        )
+        job, steps, shown = outcome.job, f"{row.get('env_steps', 0):.0f}", "" if math.isnan(score) else score
+        writer.writerow([outcome.folder.name, job.name, job.seed, outcome.status, steps, shown])
     write_text(folder / _INDEX, text.getvalue())

@@ -40,13 +40,7 @@ def apply_changes(config: TrainConfig, changes: Iterable[Change]) -> TrainConfig
 
 
 def with_overrides(config: TrainConfig, changes: Iterable[Change], overrides: Mapping[str, Value]) -> list[Change]:
-    """Changes in which values set by hand replace those of the rules.
-
-    Args:
-        config: the configuration before the changes.
-        changes: the changes that the rules give.
-        overrides: values by full field name.
-    """
+    """Changes of ``config`` in which values set by hand, by full field name, replace those of the rules."""
     result = {change.field: change for change in changes}
     for field, value in overrides.items():
         why = f"the rule gives {show(result[field].after)}" if field in result else "no rule applies"

@@ -19,28 +19,17 @@ _CUT_CHANGE = 0.1
 
 
 def validity(config: TrainConfig, reference: TrainConfig | None = None) -> list[Finding]:
-    """Conditions of batch size-invariance that a configuration does not meet.
+    """Conditions of batch size-invariance (section 4) that a configuration does not meet, as warnings.
 
-    Args:
-        config: the configuration to be trained.
-        reference: the configuration that it was scaled from, to check the effects of rounding, limits and another
-            rollout length.
-
-    Returns:
-        Warnings; empty if section 4's conditions hold.
+    ``reference`` is the configuration that it was scaled from, to check the effects of rounding, limits and another
+    rollout length.
     """
     differences = [] if reference is None else _differences(config, reference)
     return [*_conditions(config), *_length(config), *differences]
 
 
 def warn_about(config: TrainConfig, reference: TrainConfig | None = None, stacklevel: int = 2) -> None:
-    """Emit each finding of :func:`validity` as a :class:`~anybatch.errors.ScalingWarning`.
-
-    Args:
-        config: as for :func:`validity`.
-        reference: as for :func:`validity`.
-        stacklevel: as for :func:`warnings.warn`; 2 is the caller.
-    """
+    """Emit each finding of :func:`validity` as a :class:`~anybatch.errors.ScalingWarning`."""
     for finding in validity(config, reference):
         warnings.warn(str(finding).removeprefix("warning: "), ScalingWarning, stacklevel=stacklevel)
 
@@ -61,62 +50,59 @@ def gae_share_cut(config: TrainConfig) -> float:
     return 1.0 if decay == 1 else decay * (1 - decay**steps) / (1 - decay) / steps
 
 
+def _warning(check: str, seen: str, means: str, change: str) -> Finding:
+    return Finding(check, "warning", seen, means, change)
+
+
 def _conditions(config: TrainConfig) -> Iterator[Finding]:
     optimizer, policy = config.optimizer, config.policy
     if optimizer.policy_epochs > 1:
-        yield Finding(
+        yield _warning(
             "policy_epochs",
-            "warning",
             f"{optimizer.policy_epochs} policy epochs",
             "batch size-invariance needs 1, since at small batches more epochs only repeat the same gradient step "
             "and act like a larger step size",
             "set --optimizer.policy-epochs 1 --optimizer.value-epochs 1 and tune the step size there",
         )
     if policy.proximal != "ewma":
-        yield Finding(
+        yield _warning(
             "proximal",
-            "warning",
             f"policy.proximal {policy.proximal}",
             "the age of the proximal policy is the iteration batch and cannot be kept",
             "use ppo-ewma or ppg-ewma, or set --policy.proximal ewma",
         )
     elif policy.center_of_mass < LEAST_CENTER_OF_MASS:
-        yield Finding(
+        yield _warning(
             "center_of_mass",
-            "warning",
             f"policy.center_of_mass {policy.center_of_mass:.3g}",
             f"the proximal policy is {1 / (1 + policy.center_of_mass):.0%} the newest weights and hardly limits a step",
             "take more minibatches per iteration, or a smaller batch",
         )
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
-        yield Finding(
+        yield _warning(
             "shared_epochs",
-            "warning",
             f"shared networks with {optimizer.policy_epochs} policy and {optimizer.value_epochs} value epochs",
             "the value's own gradient steps change the shared encoder, and with it the policy, between the updates of "
             "the proximal policy; no objective limits this change",
             "set --model.architecture dual, or as many value epochs as policy epochs",
         )
     if optimizer.max_grad_norm is not None:
-        yield Finding(
+        yield _warning(
             "max_grad_norm",
-            "warning",
             f"optimizer.max_grad_norm {optimizer.max_grad_norm:g}",
             "small batches have noisier, longer gradients and are clipped more",
             "set --optimizer.max-grad-norm None, as the paper does",
         )
     if optimizer.kind == "adam" and optimizer.adam_eps > _NEGLIGIBLE_EPS:
-        yield Finding(
+        yield _warning(
             "adam_eps",
-            "warning",
             f"optimizer.adam_eps {optimizer.adam_eps:g}",
             "the square root rule takes Adam's epsilon to be negligible beside the gradients",
             "set --optimizer.adam-eps 1e-8",
         )
     if config.rollout.steps < gae_horizon(config):
-        yield Finding(
+        yield _warning(
             "gae_horizon",
-            "warning",
             f"rollouts of {config.rollout.steps} steps, but GAE looks {gae_horizon(config):.3g} ahead",
             f"{gae_share_cut(config):.0%} of an advantage is bootstrapped from the value function",
             "take longer rollouts of fewer environments, or a smaller advantage.gae_lambda",
@@ -126,18 +112,16 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
 def _length(config: TrainConfig) -> Iterator[Finding]:
     total, phase = config.total_env_steps, config.iteration_batch * config.aux.policy_iterations
     if config.aux.enabled and phase > total:
-        yield Finding(
+        yield _warning(
             "phase",
-            "warning",
             f"a phase of {phase:,} samples in a run of {total:,}",
             "no auxiliary phase will take place",
             "train for longer, or lower aux.policy_iterations",
         )
     age = proximal_age(config)
     if config.policy.proximal == "ewma" and age > OLD_SHARE_OF_RUN * total:
-        yield Finding(
+        yield _warning(
             "proximal_age",
-            "warning",
             f"the proximal policy is {age:,.0f} environment steps old in a run of {total:,}",
             "it holds the policy back near its start",
             f"train for longer, or lower policy.center_of_mass ({config.policy.center_of_mass:g})",
@@ -148,9 +132,8 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
     if config.aux.enabled:
         before, after = (x.iteration_batch * x.aux.policy_iterations for x in (reference, config))
         if abs(after / before - 1) > TOLERANCE:
-            yield Finding(
+            yield _warning(
                 "phase_batch",
-                "warning",
                 f"a phase of {after:,} samples instead of {before:,}",
                 "the balance of policy and auxiliary phases is not the one that was tuned",
                 f"choose an iteration batch that divides {before:,}, and leave aux.policy_iterations to the rule",
@@ -158,9 +141,8 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
     if config.advantage.normalize:
         old, new = (x.advantage.span * x.iteration_batch for x in (reference, config))
         if abs(new / old - 1) > TOLERANCE:
-            yield Finding(
+            yield _warning(
                 "advantage_samples",
-                "warning",
                 f"advantage mean and std over {new:,.0f} samples instead of {old:,.0f}",
                 "an iteration has more samples than they were averaged over, and they need at least one iteration"
                 if config.advantage.span == 1
@@ -168,18 +150,16 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
                 "if advantages vary over time, use fewer environments",
             )
     if reference.stale and abs(staleness(config) / staleness(reference) - 1) > TOLERANCE:
-        yield Finding(
+        yield _warning(
             "staleness",
-            "warning",
             f"data up to {staleness(config):,} environment steps old instead of {staleness(reference):,}",
             "rollout.source counts the age in whole iterations, at least 1, which have another size now",
             "change rollout.source.delay or max_lag, or keep the iteration batch and change the minibatches",
         )
     before_cut, after_cut = gae_share_cut(reference), gae_share_cut(config)
     if config.rollout.steps != reference.rollout.steps and abs(after_cut - before_cut) > _CUT_CHANGE:
-        yield Finding(
+        yield _warning(
             "bootstrapping",
-            "warning",
             f"rollout.steps {reference.rollout.steps} -> {config.rollout.steps}",
             f"{after_cut:.0%} of an advantage is bootstrapped instead of {before_cut:.0%}",
             f"change env.num_envs instead, or advantage.gae_lambda ({config.advantage.gae_lambda:g}) to compensate",

@@ -18,7 +18,7 @@ class Rules:
 
     adam_step: AdamStep = "sqrt"
     """Divide Adam's step size by sqrt(c), by c, or not at all if minibatches are c times smaller."""
-    adam_betas: Literal["keep", "both", "beta2"] = "keep"
+    adam_betas: AdamBetas = False
     """Raise Adam's decay rates to the power 1/c."""
     ewma: bool = True
     """Keep the age of the proximal policy in environment steps."""
@@ -36,6 +36,8 @@ class Rules:
 class Adjustments(Rules):
     """Adjustment of the hyperparameters to a changed batch."""
 
+    adam_betas: Literal["keep", "both", "beta2"] = "keep"  # type: ignore[assignment]
+    """Raise Adam's decay rates to the power 1/c."""
     rule: Literal["paper", "fixed-minibatch"] = "paper"
     """Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
@@ -45,7 +45,6 @@ FIELDS = (
     "rollout.source.max_lag",
 )
 """Fields that scaling may change: the four that make up the batch, then those that depend on it."""
-_BETAS: dict[AdamBetas, Literal["keep", "both", "beta2"]] = {False: "keep", True: "both", "beta2": "beta2"}
 
 
 class _RuleOptions(TypedDict, total=False):
@@ -114,7 +113,7 @@ def scale(
             f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
             f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
         )
-    rules = Rules(adam_step, _BETAS[adam_betas], ewma, advantage_norm, policy_iterations, auxiliary, staleness)
+    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness)
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 
 
@@ -158,13 +157,12 @@ def rescale(
         if number is not None and number < 1:
             raise ConfigError(f"{field} is {number}, but must be an integer of at least 1")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
-    chosen: dict[str, Any] = {**rules, "adam_betas": _BETAS[rules.get("adam_betas", False)]}
     new_minibatches, reason = minibatches or config.optimizer.minibatches, ASKED
     if rule == "fixed-minibatch":
         if minibatches is not None:
             raise ConfigError("rule fixed-minibatch computes the number of minibatches; leave minibatches out")
         new_minibatches, reason = same_size_minibatches(config, envs * steps), "fixed minibatch"
-    return _transfer(config, envs, steps, new_minibatches, workers, Rules(**chosen), overrides or {}, reason)
+    return _transfer(config, envs, steps, new_minibatches, workers, Rules(**rules), overrides or {}, reason)
 
 
 def table(changes: Iterable[Change]) -> str:

@@ -25,27 +25,20 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     optimizer, policy = config.optimizer, config.policy
     changes = []
     if rules.adam_step != "none":
-        adam = optimizer.kind == "adam"
-        power = 0.5 if adam and rules.adam_step == "sqrt" else 1.0
-        by = {0.5: f"sqrt({_factor(c)})", 1.0: _factor(c)}[power]
-        why = f"{_fewer(c)} samples per gradient step"
-        if power == 0.5:
-            why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by {by}"
-        changes.append(
-            Change("optimizer.step_size", optimizer.step_size, optimizer.step_size / c**power, f"{_sign(c)} {by}", why)
-        )
-    if rules.adam_betas != "keep" and optimizer.kind == "adam":
+        root, why = optimizer.kind == "adam" and rules.adam_step == "sqrt", f"{_fewer(c)} samples per gradient step"
+        if root:
+            why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
+        changes.append(_step_size_change("optimizer.step_size", optimizer.step_size, c, root, why))
+    if rules.adam_betas and optimizer.kind == "adam":
         beta1, beta2 = optimizer.adam_betas
         betas = (beta1 if rules.adam_betas == "beta2" else beta1 ** (1 / c), beta2 ** (1 / c))
         rule = ("beta2 " if rules.adam_betas == "beta2" else "") + f"^ (1/{c:.6g})"
-        changes.append(
-            Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, "Adam averages over as many samples")
-        )
+        why = "Adam averages over as many samples"
+        changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
     if rules.ewma and policy.proximal == "ewma":
+        center = policy.center_of_mass
         why = f"the proximal policy stays {proximal_age(config):,.0f} environment steps old"
-        changes.append(
-            Change("policy.center_of_mass", policy.center_of_mass, policy.center_of_mass * c, _times(c), why)
-        )
+        changes.append(Change("policy.center_of_mass", center, center * c, _times(c), why))
     return changes
 
 
@@ -99,19 +92,19 @@ def auxiliary_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     exact = math.isclose(now, per_worker)
     why = f"{now:,.0f} samples per worker and gradient step, {'as before' if exact else f'before {per_worker:,.0f}'}"
     factor = config.aux.minibatches_per_epoch / minibatches
-    changes = [
-        Change(
-            "aux.minibatches", config.aux.minibatches_per_epoch, minibatches, f"{_sign(factor)} {_factor(factor)}", why
-        )
-    ]
+    rule = f"{_sign(factor)} {_factor(factor)}"
+    changes = [Change("aux.minibatches", config.aux.minibatches_per_epoch, minibatches, rule, why)]
     if rules.adam_step != "none":
         c = config.workers / new.workers * (1 if exact else per_worker / now)
-        power, by = (0.5, f"sqrt({_factor(c)})") if rules.adam_step == "sqrt" else (1.0, _factor(c))
-        step = config.aux.step_size
         why = f"workers {config.workers} -> {new.workers}: " if config.workers != new.workers else ""
         why += f"{_fewer(c)} samples per auxiliary gradient step"
-        changes.append(Change("aux.step_size", step, step / c**power, f"{_sign(c)} {by}", why))
+        changes.append(_step_size_change("aux.step_size", config.aux.step_size, c, rules.adam_step == "sqrt", why))
     return changes
+
+
+def _step_size_change(field: str, step: float, c: float, root: bool, why: str) -> Change:
+    power, by = (0.5, f"sqrt({_factor(c)})") if root else (1.0, _factor(c))
+    return Change(field, step, step / c**power, f"{_sign(c)} {by}", why)
 
 
 def _nearest_minibatches(config: TrainConfig, exact: float) -> int:
