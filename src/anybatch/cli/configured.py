@@ -22,16 +22,10 @@ _HELP_FLAGS = ("-h", "--help")
 
 
 def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
-    """Parse such a command line.
+    """Parse the words after such a command; returns preset or file, its configuration, and the parsed arguments.
 
-    Args:
-        command: name of the command.
-        arguments: the words after it.
-        kind: dataclass of its arguments; the field ``config`` holds the configuration.
-        page: answer to ``--help`` alone; ``--help SECTION`` and ``--help all`` are printed by tyro.
-
-    Returns:
-        Preset as it was given, its configuration, and the parsed arguments.
+    ``kind`` is a dataclass of the arguments, whose field ``config`` holds the configuration. ``page`` answers to
+    ``--help`` alone; tyro prints ``--help SECTION`` and ``--help all``.
 
     Raises:
         ConfigError: no such preset or section, an unreadable file, or an option of another framework.

@@ -113,7 +113,7 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     figures = _figures(suite, parsed.figure)
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
-    from anybatch.reproduce.manifest import Command, add_command, processor_seconds
+    from anybatch.reproduce.manifest import add_command
     from anybatch.reproduce.report import write_report
     from anybatch.reproduce.run import is_done, train_all, write_table
     from anybatch.reproduce.suites.suite import required_runs
@@ -135,8 +135,7 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
         return 1
     for figure in figures:
         write_table(suite, figure, folder)
-    command = Command(["reproduce", *arguments], trained, time.monotonic() - began, processor_seconds())
-    add_command(folder.path, command, suite, figures)
+    add_command(folder.path, suite, figures, ["reproduce", *arguments], trained, time.monotonic() - began)
     _draw(suite, figures, folder)
     print(f"report: {write_report([folder.path])}")
     return 0

@@ -88,19 +88,11 @@ def scale_to_batch(
 ) -> tuple[TrainConfig, list[Change]]:
     """Adjust what depends on the batch, if the command line has changed the batch of the preset or file.
 
-    The base's own batch is the reference, so the config.yaml of a run trains again without changes.
-
-    Args:
-        base: the preset or file.
-        config: the same after the command line.
-        arguments: the command line; values given there replace those of the rules.
-        options: rules to apply.
+    The batch of ``base``, the preset or file, is the reference, so the config.yaml of a run trains again without
+    changes. ``config`` is the same after the command line; values given in ``arguments`` replace those of the rules.
 
     Returns:
         The configuration to train, and the changes; none if scaling is off or the batch is the base's.
-
-    Raises:
-        ConfigError: the new batch does not fit.
     """
     batch, followers = FIELDS[:4], FIELDS[4:]
     asked = {name: fields.get(config, name) for name in batch if fields.get(config, name) != fields.get(base, name)}

@@ -55,10 +55,7 @@ def names() -> list[str]:
 
 
 def resolve(name: str) -> str:
-    """Full name of a field or section.
-
-    Args:
-        name: the full name with dots or underscores, or its end, like ``num_envs`` or ``source.delay``.
+    """Full name of a field or section, from that name with dots or underscores, or its end, like ``source.delay``.
 
     Raises:
         ConfigError: no field has this name, or several could be meant.
@@ -82,13 +79,9 @@ def resolve(name: str) -> str:
 
 
 def unknown(name: str, known: Iterable[str], section: str = "", otherwise: str = "") -> ConfigError:
-    """Error for a name that no field has, with the field that is meant if that can be told.
+    """Error for a name in a ``section`` (with its dot) that no field has, with the field that is meant if one is close.
 
-    Args:
-        name: as it was given.
-        known: names that are allowed.
-        section: prefix of the name, with its dot.
-        otherwise: hint for a name that resembles none.
+    ``known`` names are allowed there; ``otherwise`` is the hint for a name that resembles none.
     """
     hint = explain(name)
     if not hint and (close := difflib.get_close_matches(name, list(known), n=1, cutoff=_CLOSE)):

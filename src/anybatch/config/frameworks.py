@@ -120,11 +120,8 @@ def _optimizer(config: TrainConfig) -> str:
 def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: bool = False) -> Iterator[str]:
     """Properties that none of the PPOs has.
 
-    Args:
-        config: the configuration that is translated.
-        normalization: how the framework normalises advantages; empty if as we do.
-        clipping: what limits the policy there in place of a KL penalty; empty if it has one.
-        always: whether advantages are always normalised.
+    ``normalization`` is how the framework normalises advantages, empty if as we do, and ``always`` whether it cannot be
+    switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one.
     """
     policy, optimizer = config.policy, config.optimizer
     if policy.proximal != "behavior" and normalization:
@@ -173,9 +170,8 @@ def _sb3_optimizer(config: TrainConfig) -> object:
 
 
 def _sb3_notes(config: TrainConfig) -> Iterator[str]:
-    yield from _ppo_notes(
-        config, "" if uses_ppo_ewma(config) else "normalize_advantage works on each minibatch", "clip_range"
-    )
+    normalization = "" if uses_ppo_ewma(config) else "normalize_advantage works on each minibatch"
+    yield from _ppo_notes(config, normalization, "clip_range")
 
 
 _SB3_ENV = (Row("env_id", "env.id", lambda config: Code("ENV_ID")), Row("n_envs", "env.num_envs"))

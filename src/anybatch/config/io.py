@@ -108,9 +108,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     """Check a plain value against a field's type; integers are accepted for floats, lists for tuples."""
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return (
-            value if isinstance(value, typing.cast(type, kind)) else _build(typing.cast(type, kind), value, name + ".")
-        )
+        section = typing.cast(type, kind)
+        return value if isinstance(value, section) else _build(section, value, name + ".")
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
             raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(map(str, typing.get_args(kind)))}")
@@ -133,13 +132,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{name} is {value!r}, but must be pairs of a name and a value")
         return {str(key): _convert(typing.get_args(kind)[1], item, f"{name}.{key}") for key, item in value.items()}
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
     if kind in (int, float) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         with contextlib.suppress(ValueError):
             value = float(value)
-        if kind is float and isinstance(value, float):
-            return value
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):

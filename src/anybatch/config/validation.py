@@ -88,11 +88,7 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
-    time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
-    if config.aux.enabled and config.aux.epochs:
-        auxiliary_time_chunks(
-            config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches_per_epoch
-        )
+    _check_minibatches(config, config.env.num_envs)
     _check_policy(config)
     _check_source(config)
     return config
@@ -112,22 +108,11 @@ def check_integer(name: str, value: Any, *, at_least: int) -> int:
 
 
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:
-    """Check that every data-parallel worker can divide its own environments into minibatches.
-
-    Args:
-        config: the configuration of the run.
-        envs_per_worker: environments of each worker.
-
-    Raises:
-        ConfigError: one sentence about the first problem.
-    """
+    """Raise a ConfigError unless every data-parallel worker can divide its own environments into minibatches."""
     source = config.rollout.source
     for num_envs in sorted(set(envs_per_worker)):
         try:
-            time_chunks(num_envs, config.rollout.steps, config.optimizer.minibatches)
-            if config.aux.enabled and config.aux.epochs:
-                phase = (config.aux.policy_iterations, num_envs, config.rollout.steps, config.aux.minibatches_per_epoch)
-                auxiliary_time_chunks(*phase)
+            _check_minibatches(config, num_envs)
         except ConfigError as error:
             if len(envs_per_worker) == 1:
                 raise
@@ -139,6 +124,13 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
                 f"and one of {len(envs_per_worker)} workers has {num_envs}"
             )
+
+
+def _check_minibatches(config: TrainConfig, num_envs: int) -> None:
+    steps, aux = config.rollout.steps, config.aux
+    time_chunks(num_envs, steps, config.optimizer.minibatches)
+    if aux.enabled and aux.epochs:
+        auxiliary_time_chunks(aux.policy_iterations, num_envs, steps, aux.minibatches_per_epoch)
 
 
 def _check_policy(config: TrainConfig) -> None:

@@ -189,8 +189,7 @@ def _digest(tensors: Iterable[Tensor]) -> bytes:
 
 def all_gather(value: T) -> list[T]:
     """Gather a small object of any kind from every worker, in the order of their numbers."""
-    gathered: list[T] = from_main(gather_to_main(value))
-    return gathered
+    return cast(list[T], from_main(gather_to_main(value)))
 
 
 def on_main(function: Callable[[], T]) -> T:
@@ -218,5 +217,4 @@ def _rows(numbers: Sequence[float]) -> list[list[float]]:
     table = torch.zeros(world_size(), len(numbers), dtype=torch.float64)
     table[rank()] = torch.tensor(numbers, dtype=torch.float64)
     sum_(table)
-    rows: list[list[float]] = table.tolist()
-    return rows
+    return cast(list[list[float]], table.tolist())

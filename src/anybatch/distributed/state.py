@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -56,8 +56,7 @@ class Replicated:
         self._part = part
 
     def state_dict(self) -> State:
-        state: State = self._part.state_dict()
-        return state
+        return cast(State, self._part.state_dict())
 
     def load_state_dict(self, state: State) -> None:
         self._part.load_state_dict(state)
@@ -128,8 +127,7 @@ class GlobalRandomState:
         return {"workers": list(workers)}
 
     def split(self, merged: State, slot: Slot) -> State:
-        state: State = of_rank(merged["workers"], slot.rank, self.state_dict())
-        return state
+        return cast(State, of_rank(merged["workers"], slot.rank, self.state_dict()))
 
 
 def of_rank(values: Sequence[Any], rank: int, fresh: Any) -> Any:
@@ -145,19 +143,21 @@ def concatenate(trees: Sequence[Any]) -> Any:
 
 
 def rows(tree: Any, envs: slice) -> Any:
-    """A copy of some rows of every tensor (N, ...) in nested dictionaries; other values stay."""
-    if isinstance(tree, dict):
-        return {name: rows(value, envs) for name, value in tree.items()}
-    return tree[envs].clone() if isinstance(tree, Tensor) else tree
+    """A copy of some rows of every tensor (N, ...) in nested dictionaries and lists; other values stay."""
+    return _map(lambda tensor: tensor[envs].clone(), tree)
 
 
 def on_cpu(state: Any) -> Any:
     """The same state with its tensors in main memory."""
-    if isinstance(state, dict):
-        return {name: on_cpu(value) for name, value in state.items()}
-    if isinstance(state, list):
-        return [on_cpu(value) for value in state]
-    return state.cpu() if isinstance(state, Tensor) else state
+    return _map(Tensor.cpu, state)
+
+
+def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _map(function, value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [_map(function, value) for value in tree]
+    return function(tree) if isinstance(tree, Tensor) else tree
 
 
 def replicated_tensors(part: Stateful) -> list[Tensor]:

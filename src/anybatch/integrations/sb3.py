@@ -188,15 +188,9 @@ class PPOEWMA(PPO):
         self._record(seen, clip_range, buffer)
 
     def loss(self, data: RolloutBufferSamples, clip_range: float, seen: dict[str, list[float]]) -> Tensor:
-        """The loss of one minibatch.
+        """Scalar loss of B samples: minus L^CLIP_decoupled, minus the entropy bonus, plus the value loss.
 
-        Args:
-            data: B samples of the rollout buffer.
-            clip_range: epsilon.
-            seen: statistics, by the name under which Stable-Baselines3 logs them; one value is added to each.
-
-        Returns:
-            Scalar: minus L^CLIP_decoupled, minus the entropy bonus, plus the value loss.
+        One value is added to each of the statistics, under the name that Stable-Baselines3 logs.
         """
         actions = data.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else data.actions
         values, logp, entropy = self.policy.evaluate_actions(data.observations, actions)

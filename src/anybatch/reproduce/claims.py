@@ -30,12 +30,7 @@ class Claim(NamedTuple):
 
 
 def claims(suite: Suite, results: Mapping[str, Results]) -> list[Claim]:
-    """All claims that can be judged from the given tables.
-
-    Args:
-        suite: suite of the results.
-        results: results by figure; missing figures make no claims.
-    """
+    """All claims that can be judged from the given results by figure."""
     judged: list[Claim] = []
     for figures, judge in _CLAIMS:
         if all(name in results for name in figures):
@@ -68,7 +63,7 @@ def _gap_claims(suite: Suite, results: Results) -> Iterator[Claim]:
 
 
 def _ablation_claims(suite: Suite, results: Results) -> Iterator[Claim]:
-    effects, needed, hypotheses = effect_table(suite, results)
+    effects, hypotheses, needed = effect_table(suite, results)
     for variant, by_divisor in effects.items():
         divisor = max(by_divisor, key=lambda c: by_divisor[c].z)
         test = by_divisor[divisor]

@@ -33,11 +33,8 @@ class Estimate:
 def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -> Estimate:
     """Estimate the totals over the runs of figures, each counted once.
 
-    Args:
-        suite: tasks and hyperparameters.
-        figures: figures to run.
-        steps_per_second: environment steps per second at which a GPU trains PPO with the default batch. Other
-            algorithms take longer in proportion to their network passes; small batches take longer than estimated.
+    A GPU trains PPO with the default batch at ``steps_per_second``. Other algorithms take longer in proportion to their
+    network passes; small batches take longer than estimated.
     """
     configs = [group.config for group, _ in required_runs(suite, figures)]
     phases = [c.iteration_batch * c.aux.policy_iterations for c in configs if c.aux.enabled]

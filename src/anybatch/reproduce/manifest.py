@@ -6,7 +6,6 @@ import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,26 +48,19 @@ def versions() -> dict[str, str]:
     return installed
 
 
-@dataclass(frozen=True)
-class Command:
-    """A finished ``anybatch reproduce run``."""
+def add_command(
+    folder: Path, suite: Suite, figures: Sequence[Figure], arguments: Sequence[str], trained: int, seconds: float
+) -> None:
+    """Add a finished command of this process to the manifest of a folder.
 
-    arguments: Sequence[str]
-    trained: int
-    """Runs without a result before."""
-    seconds: float
-    """Wall-clock time."""
-    processor_seconds: float
-    """Processor time of this process and of its finished children."""
-
-
-def processor_seconds() -> float:
-    """Processor time of this process so far, and of its finished children."""
-    return sum(os.times()[:4])
-
-
-def add_command(folder: Path, command: Command, suite: Suite, figures: Sequence[Figure]) -> dict[str, Any]:
-    """Add a command to the manifest of a folder; returns the whole manifest."""
+    Args:
+        folder: folder of the results.
+        suite: suite of the command.
+        figures: figures that it made.
+        arguments: its words after ``anybatch``.
+        trained: number of runs that had no result before.
+        seconds: wall-clock time.
+    """
     manifest = read_manifest(folder) if (folder / NAME).exists() else {"figures": {}, "calls": []}
     manifest |= {"suite": suite.name, "about": suite.about, "versions": versions(), "machine": machine()}
     for figure in figures:
@@ -80,14 +72,13 @@ def add_command(folder: Path, command: Command, suite: Suite, figures: Sequence[
         }
     manifest["calls"].append(
         {
-            "command": " ".join(["anybatch", *without_folder(command.arguments)]),
-            "runs trained": command.trained,
-            "seconds": round(command.seconds, 1),
-            "processor seconds": round(command.processor_seconds, 1),
+            "command": " ".join(["anybatch", *without_folder(arguments)]),
+            "runs trained": trained,
+            "seconds": round(seconds, 1),
+            "processor seconds": round(sum(os.times()[:4]), 1),  # also of finished children
         }
     )
     write_text(folder / NAME, json.dumps(manifest, indent=1) + "\n")
-    return manifest
 
 
 def without_folder(arguments: Sequence[str]) -> list[str]:

@@ -77,14 +77,12 @@ def figure(
         plt.close(fig)
 
 
-def in_millions(axis: Any, label: str = "environment steps") -> None:
+def in_millions(axis: Any) -> None:
     """Label a horizontal axis of steps in thousands or millions."""
     from matplotlib.ticker import FuncFormatter
 
     def text(value: float, _: int) -> str:
-        if abs(value) >= 1e6:
-            return f"{value / 1e6:g}M"
-        return f"{value / 1e3:g}k" if value else "0"
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k" if value else "0"
 
     axis.xaxis.set_major_formatter(FuncFormatter(text))
-    axis.set_xlabel(label)
+    axis.set_xlabel("environment steps")

@@ -49,10 +49,7 @@ SUITES: dict[tuple[str, str], Callable[[], Suite]] = {
 
 
 def figures_of(name: str) -> list[Figure]:
-    """Find a figure by its name or by its number in the paper (``figure2``, ``Figure 2``), or all figures.
-
-    Returns:
-        The figure, after the figures whose results it reads.
+    """A figure, by its name or number in the paper (``Figure 2``), after those whose results it reads; or all figures.
 
     Raises:
         ConfigError: there is no such figure.

@@ -115,37 +115,21 @@ def curve_points(columns: dict[str, Array], config: TrainConfig, column: str, po
 
 
 def mean_returns(edges: Array, steps: Array, episodes: Array, returns: Array) -> Array:
-    """Mean returns of the episodes that ended in each interval.
+    """(K,) mean returns of the episodes that ended in each interval between ``edges`` (K + 1,), in environment steps.
 
-    Args:
-        edges: (K + 1,) environment steps between the intervals.
-        steps: (rows,) environment steps, increasing.
-        episodes: (rows,) number of episodes that had ended by then.
-        returns: (rows,) sum of their returns.
-
-    Returns:
-        (K,). Intervals in which no episode ended take the previous value, or the next one at the start; all are NaN if
-        no episode ended at all.
+    By ``steps`` (rows,), ``episodes`` (rows,) had ended with a sum of returns (rows,). Intervals in which no episode
+    ended take the previous value, or the next one at the start; all are NaN if no episode ended at all.
     """
-    zero = np.zeros(1)
-    at = np.concatenate([zero, steps])
-    count = np.diff(np.interp(edges, at, np.concatenate([zero, episodes])))
-    total = np.diff(np.interp(edges, at, np.concatenate([zero, returns])))
+    count, total = (np.diff(np.interp(edges, [0.0, *steps], [0.0, *sums])) for sums in (episodes, returns))
     with np.errstate(invalid="ignore", divide="ignore"):
         means = np.where(count > 1e-9, total / count, math.nan)
     return fill_gaps(means)
 
 
 def interval_means(edges: Array, steps: Array, values: Array) -> Array:
-    """Means of a piecewise linear curve over intervals; NaN points are skipped, and the ends continue level.
+    """(K,) means of a piecewise linear curve, steps and values (rows,), over the intervals between ``edges`` (K + 1,).
 
-    Args:
-        edges: (K + 1,) environment steps between the intervals.
-        steps: (rows,) environment steps, increasing.
-        values: (rows,).
-
-    Returns:
-        (K,), NaN if all values are.
+    NaN points are skipped, and the ends continue level; all are NaN if all values are.
     """
     known = np.isfinite(values)
     if not known.any():

@@ -60,8 +60,7 @@ def train_all(
     required = required_runs(suite, figures)
     if suite.stacked:
         for single, path in ((False, folder.runs), (True, folder.single_runs)):
-            chosen = [(group.config, seed) for group, seed in required if group.single == single]
-            if chosen:
+            if chosen := [(group.config, seed) for group, seed in required if group.single == single]:
                 configs, seeds = zip(*chosen, strict=True)
                 how: Literal["single", "vectorized"] = "single" if single else "vectorized"
                 launch(configs, seeds, path, launcher=how, processes=processes or 1, on_done=on_done)

@@ -92,17 +92,10 @@ def difference_of_differences(
     """Additional loss of an ablation at a small batch, compared with the original: a cell of appendix E's table.
 
     The loss of a seed is its final normalised return at the default batch size less that at the small one; the order of
-    seeds is arbitrary. Ablations (a) to (c) change nothing at the default batch size: pass the same runs as both
-    defaults. The two samples of losses are then correlated, which makes the test conservative.
-
-    Args:
-        ablation_default: (n seeds, tasks) final normalised returns of the ablation at the default batch size.
-        ablation_small: (n seeds, tasks) of the ablation at the small one.
-        default: (m seeds, tasks) of the original at the default batch size.
-        small: (m seeds, tasks) of the original at the small one.
-
-    Returns:
-        Mean difference of the losses, positive if the ablation loses more, and its van Elteren test.
+    seeds is arbitrary. The arguments are such returns (seeds, tasks); the result is the mean difference of the losses,
+    positive if the ablation loses more, with its van Elteren test. Ablations (a) to (c) change nothing at the default
+    batch size: pass the same runs as both defaults. The two samples of losses are then correlated, which makes the test
+    conservative.
 
     Raises:
         ValueError: shapes that do not fit, or NaN.
@@ -134,11 +127,7 @@ def band(values: ArrayLike) -> Band:
 
     Average over tasks first, so that the band shows the variation of a whole repetition of the experiment.
 
-    Args:
-        values: (seeds, ...).
-
-    Returns:
-        Arrays (...). Deviation and error are NaN for a single seed.
+    From values (seeds, ...) to arrays (...); deviation and error of a single seed are NaN.
 
     Raises:
         ValueError: no seeds.
@@ -160,15 +149,7 @@ def difference_with_error(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
 
 
 def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> float:
-    """Mean over tasks of P(a > b) + P(a = b) / 2 (Agarwal et al., 2021).
-
-    Args:
-        a: (n seeds, tasks).
-        b: (m seeds, tasks).
-
-    Raises:
-        ValueError: not two dimensions, no seeds, different tasks, or NaN.
-    """
+    """Mean over tasks of P(a > b) + P(a = b) / 2 for a, b (seeds, tasks) (Agarwal et al., 2021)."""
     a, b = _pair(a, b)
     return float(_wins(a, b).mean()) / (len(a) * len(b))
 
@@ -185,15 +166,8 @@ def bootstrap_interval(
 
     With n seeds the interval is too narrow by a factor of about ``sqrt((n - 1) / n)``, 0.8 for three.
 
-    Args:
-        values: (seeds, tasks), or a tuple of such arrays, which are resampled independently.
-        statistic: function of these arrays.
-        level: probability mass inside the interval.
-        repetitions: number of resamples.
-        seed: seed of the resampling.
-
-    Returns:
-        Both ends of the interval.
+    ``values`` are (seeds, tasks), or a tuple of such arrays, which are resampled independently; ``statistic`` is a
+    function of them, and ``level`` the probability mass inside the interval.
 
     Raises:
         ValueError: not two dimensions, no seeds, NaN, a level outside (0, 1) or fewer than one repetition.

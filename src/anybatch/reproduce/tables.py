@@ -25,9 +25,9 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns, strict=True))
 
 
-def means_by_task(values: Array, form: str = ".3f") -> list[str]:
+def means_by_task(values: Array) -> list[str]:
     """Cells with the mean over seeds for each task, then over all; values are (seeds, tasks)."""
-    return [format(x, form) for x in (*values.mean(0), values.mean())]
+    return [f"{x:.3f}" for x in (*values.mean(0), values.mean())]
 
 
 def p_value(p: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.policy_phase import policy_phase
 from anybatch.presets import PRESETS
 from anybatch.reproduce.plots import BLACK, BLUE, ORANGE, figure
-from anybatch.reproduce.results import Curve, Results
+from anybatch.reproduce.results import Curve, Key, Results
 from anybatch.reproduce.style import LABELS, draw_bars
 from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
@@ -71,12 +70,11 @@ def measure(suite: Suite) -> Results:
     finally:
         for run in built.values():
             run.env.close()
-    return Results(
-        {
-            (name, task, 1): Curve((1,), suite.algorithms[name][task].total_env_steps, np.array([values]), (False,))
-            for name, values in seconds.items()
-        }
-    )
+    curves: dict[Key, Curve] = {}
+    for name, values in seconds.items():
+        steps = suite.algorithms[name][task].total_env_steps
+        curves[name, task, 1] = Curve((1,), steps, np.array([values]), (False,))
+    return Results(curves)
 
 
 def one_phase(run: Components) -> None:
@@ -100,11 +98,9 @@ def increases(suite: Suite, results: Results) -> dict[str, tuple[float, float, f
     rows = {}
     for name, (paper_computed, paper_measured) in PAPER.items():
         baseline = name.removesuffix("-ewma")
-        ours, without = (
-            statistics.median(results[n, _task(suite), 1].values[0, 1:].tolist()) for n in (name, baseline)
-        )
+        ours, without = (np.median(results[n, _task(suite), 1].values[0, 1:]) for n in (name, baseline))
         computed = computed_increase(PRESETS[name](), PRESETS[baseline]())
-        rows[name] = computed, paper_computed, ours / without - 1, paper_measured
+        rows[name] = computed, paper_computed, float(ours / without - 1), paper_measured
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +24,11 @@ def runs(suite: Suite) -> list[RunGroup]:
     if suite.grid_steps is not None:
         config = override(config, {"total_env_steps": suite.grid_steps})
     center, coefficient = config.policy.center_of_mass, config.policy.kl_coefficient
-    return [
-        RunGroup(
-            f"com-{divisor}",
-            suite.grid,
-            factor,
-            override(config, {"center_of_mass": center / divisor, "kl_coefficient": coefficient * factor}),
-        )
-        for divisor in suite.grid_factors
-        for factor in suite.grid_factors
-    ]
+    groups = []
+    for divisor, factor in itertools.product(suite.grid_factors, repeat=2):
+        changes = {"center_of_mass": center / divisor, "kl_coefficient": coefficient * factor}
+        groups.append(RunGroup(f"com-{divisor}", suite.grid, factor, override(config, changes)))
+    return groups
 
 
 def grid_returns(suite: Suite, results: Results) -> Array:

@@ -56,14 +56,10 @@ def summary(suite: Suite, results: Results) -> list[str]:
         low, high = bootstrap_interval((a, b), lambda x, y: float(x.mean() - y.mean()))
         differences = (f"{x:+.3f}" for x in (*(a.mean(0) - b.mean(0)), size))
         tests = (f"{probability_of_improvement(a, b):.3f}", f"{z:.2f}", p_value(p))
-        rows.append(
-            [f"{style.LABELS[ours]} − {style.LABELS[baseline]}", *differences, f"{low:+.3f} to {high:+.3f}", *tests]
-        )
-        verdict = (
-            f"significantly {'better' if z > 0 else 'worse'} than"
-            if abs(z) > needed
-            else "not significantly different from"
-        )
+        label = f"{style.LABELS[ours]} − {style.LABELS[baseline]}"
+        rows.append([label, *differences, f"{low:+.3f} to {high:+.3f}", *tests])
+        significant = f"significantly {'better' if z > 0 else 'worse'} than"
+        verdict = significant if abs(z) > needed else "not significantly different from"
         sentences.append(f"{style.LABELS[ours]} is {verdict} {style.LABELS[baseline]} ({size:+.3f}, Z = {z:.2f}).")
     header = ["difference", *(suite.labels[task] for task in tasks), "mean", "95% interval", "P(improvement)", "Z", "p"]
     return [

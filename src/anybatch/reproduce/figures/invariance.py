@@ -58,14 +58,15 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
 def draw_by_environment(suite: Suite, results: Results, variant: str, path: Path) -> Path:
     """Draw a variant at every batch size, in a panel for each environment."""
     tasks = ladder_tasks(suite)
-    return style.draw_tasks(
-        path, suite, results, tasks, _lines(suite, results, variant, tasks[0]), style.LABELS[variant]
-    )
+    lines = _lines(suite, results, variant, tasks[0])
+    return style.draw_tasks(path, suite, results, tasks, lines, style.LABELS[variant])
 
 
 def _lines(suite: Suite, results: Results, variant: str, task: str) -> list[style.Line]:
-    reference = style.Line("kl-256", 1, style.LABELS["kl-256"], style.COLORS["kl-256"], reference=True)
-    return [*style.batch_lines(suite, results, variant, task), *([reference] if ("kl-256", task, 1) in results else [])]
+    lines = style.batch_lines(suite, results, variant, task)
+    if ("kl-256", task, 1) in results:
+        lines.append(style.Line("kl-256", 1, style.LABELS["kl-256"], style.COLORS["kl-256"], reference=True))
+    return lines
 
 
 def draw_gaps(suite: Suite, results: Results, path: Path) -> Path:

@@ -39,23 +39,15 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     path, tasks = folder / "staleness.png", FIGURE.tasks(suite)
     with figure(path, 4, columns=2, label=style.NORMALIZED) as axes:
         for axis, objective in zip(axes, OBJECTIVES, strict=False):
-            style.draw_panel(
-                axis, suite, results, style.Panel(style.LABELS[objective], tasks, _lines(suite, objective))
-            )
+            panel = style.Panel(style.LABELS[objective], tasks, _lines(suite, objective))
+            style.draw_panel(axis, suite, results, panel)
         _draw_final_returns(axes[3], suite, results, tasks)
         style.legend(axes[:3], title="delay")
-    by_task = [
-        style.draw_tasks(
-            folder / f"staleness-by-environment-{objective}.png",
-            suite,
-            results,
-            tasks,
-            _lines(suite, objective),
-            f"{style.LABELS[objective]}; delay",
-        )
-        for objective in OBJECTIVES
-    ]
-    return [path, *by_task]
+    paths = [path]
+    for objective in OBJECTIVES:
+        picture, title = folder / f"staleness-by-environment-{objective}.png", f"{style.LABELS[objective]}; delay"
+        paths.append(style.draw_tasks(picture, suite, results, tasks, _lines(suite, objective), title))
+    return paths
 
 
 def _lines(suite: Suite, objective: str) -> list[style.Line]:

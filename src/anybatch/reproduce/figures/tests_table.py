@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,17 +17,11 @@ from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
 
 
-class EffectTable(NamedTuple):
-    """Effects of the ablations, and the Z that makes one significant."""
+def effect_table(suite: Suite, results: Results) -> tuple[dict[str, dict[int, Effect]], int, float]:
+    """Effects of the ablations by variant and divisor, their number, and the Z that makes one significant.
 
-    effects: dict[str, dict[int, Effect]]
-    """By variant and divisor."""
-    threshold: float
-    hypotheses: int
-
-
-def effect_table(suite: Suite, results: Results) -> EffectTable:
-    """Every ablation at every smaller batch: the paper's four, ablation (e) and the linear rule."""
+    Every ablation at every smaller batch: the paper's four, ablation (e) and the linear rule.
+    """
     smaller = suite.divisors[1:]
     effects: dict[str, dict[int, Effect]] = {}
     for variant in (*ABLATIONS, "no-policy-iterations", "linear-step"):
@@ -36,12 +29,12 @@ def effect_table(suite: Suite, results: Results) -> EffectTable:
         if tasks and (variant, tasks[0], smaller[-1]) in results:
             effects[variant] = {c: ablation_effect(suite, results, variant, c, tasks) for c in smaller}
     hypotheses = len(effects) * len(smaller)
-    return EffectTable(effects, threshold(hypotheses), hypotheses)
+    return effects, hypotheses, threshold(hypotheses)
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     """Draw the Z-scores as bars, with the threshold."""
-    effects, needed, _ = effect_table(suite, results)
+    effects, _, needed = effect_table(suite, results)
     path, names = folder / "tests.png", [textwrap.fill(LABELS[variant], 14) for variant in effects]
     scores = {
         suite.batch_label(divisor): (np.array([x[divisor].z for x in effects.values()]), None, color)
@@ -59,7 +52,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """The table: effect sizes with Z in brackets, bold where significant."""
-    effects, needed, hypotheses = effect_table(suite, results)
+    effects, hypotheses, needed = effect_table(suite, results)
     rows = []
     for divisor in suite.divisors[1:]:
         cells = []

@@ -78,12 +78,9 @@ def launch(
 
 
 def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX_SAMPLES) -> list[list[Run]]:
-    """Split runs into stacks: of one shape, of about equal width, and within the bounds; the longest first.
+    """Split runs into stacks of one shape, of about equal width, and within the bounds; the longest first.
 
-    Args:
-        runs: configurations and seeds.
-        max_runs: most runs in a stack.
-        max_samples: most samples that a stack keeps at a time; a single run may keep more.
+    ``max_samples`` bounds the samples that a stack keeps at a time, except for a stack of one run.
     """
     groups: dict[str, list[Run]] = {}
     for run in runs:

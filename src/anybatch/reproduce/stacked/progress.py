@@ -31,14 +31,7 @@ class StackedRun:
     checkpoint_due = False
 
     def __init__(self, config: TrainConfig, learner: Learner, episodes: Episodes, rows: int | None) -> None:
-        """Start at iteration 0.
-
-        Args:
-            config: what the runs have in common.
-            learner: whose weights tell which runs have diverged.
-            episodes: of all runs.
-            rows: about how many rows to keep; None keeps all.
-        """
+        """Start at iteration 0 of runs with a common ``config``; keep about ``rows`` rows of each, or all if None."""
         self.config = config
         self.iteration = self.env_steps = self.gradient_steps = 0
         self.alive = torch.ones(episodes.runs, dtype=torch.bool)
@@ -62,12 +55,7 @@ class StackedRun:
         return min(1.0, self.env_steps / self.config.total_env_steps)
 
     def record(self, statistics: Mapping[str, Any], sampled: Sampled) -> None:
-        """Count an iteration.
-
-        Args:
-            statistics: columns, a number for each run or one for all.
-            sampled: environment steps of each run since the last iteration.
-        """
+        """Count an iteration; the columns of ``statistics`` have a number for each run or one for all."""
         self.iteration += 1
         self.env_steps += sampled.env_steps
         self.gradient_steps += statistics["gradient_steps"]
