@@ -26,7 +26,7 @@ def gae(
     one. Data (T, N) must be transposed: shapes alone cannot show it.
 
     Args:
-        reward: (N, T) rewards; any further leading axes are allowed throughout.
+        reward: (N, T) rewards; any further leading axes are allowed throughout, and so are integer rewards and values.
         value: (N, T) V(s_t).
         next_value: (N, T) V(s_{t+1}), where s_{t+1} is what followed before any reset.
         done: (N, T) bool, the episode ended with this step for whatever reason.
@@ -42,7 +42,7 @@ def gae(
         ValueError: shapes differ, there are no time steps, or (where it can be read at once) a step is terminated but
             not done.
     """
-    reward = float_rewards(reward)
+    reward, value, next_value = (floating(x) for x in (reward, value, next_value))
     check_alike(2, reward=reward, value=value, next_value=next_value)
     for name, mask in (("done", done), ("terminated", terminated)):
         check_mask(name, mask, reward)
@@ -66,12 +66,11 @@ def gae(
         return advantage, advantage + value
 
 
-def float_rewards(reward: Tensor) -> Tensor:
-    """Convert integer rewards, which are right as they are, to float64; return anything else unchanged."""
-    integers = isinstance(reward, Tensor) and not (
-        reward.is_floating_point() or reward.is_complex() or reward.dtype == torch.bool
-    )
-    return reward.double() if integers else reward
+def floating(x: Tensor) -> Tensor:
+    """Convert integers, such as rewards of 0 and 1, to float64; return anything else unchanged."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        return x
+    return x.double()
 
 
 def explained_variance(value: Tensor, target: Tensor) -> Tensor:

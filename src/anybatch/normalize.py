@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from anybatch.advantages import float_rewards
+from anybatch.advantages import floating
 from anybatch.distributed.collectives import moments
 from anybatch.distributed.state import Slot, State
 from anybatch.objectives import check_alike, check_mask
@@ -159,7 +159,7 @@ class RewardNormalizer:
             TypeError: ``reward`` is no tensor of numbers, or ``first`` no bool tensor.
             ValueError: the shapes differ, or are not those of N environments.
         """
-        check_alike(reward=float_rewards(reward))
+        check_alike(reward=floating(reward))
         check_mask("first", first, reward)
         if reward.shape[:-1] != self._return.shape:
             envs = ", ".join(map(str, self._return.shape))
@@ -206,7 +206,7 @@ class RewardNormalizer:
 
 def _before(statistic: Tensor, data: Tensor) -> Tensor:
     """A statistic () or (R,) with axes added behind, to broadcast against data (...) or (R, ...)."""
-    return statistic.reshape(*statistic.shape, *[1] * (data.dim() - statistic.dim()))
+    return statistic.reshape((*statistic.shape, *[1] * (data.dim() - statistic.dim())))
 
 
 def _float(statistic: Tensor) -> float:

@@ -232,8 +232,8 @@ class EwmaProximal(_FrozenCopy):
             now, then = (x.shape, x.dtype, x.device), (average.shape, self._source_dtypes[name], average.device)
             if now != then:
                 raise ValueError(
-                    f"{name} of the policy is {_described(*now)}, but its average was made for {_described(*then)}: make "
-                    "EwmaProximal when the network has its final shapes, dtypes and device"
+                    f"{name} of the policy is {_described(*now)}, but its average was made for {_described(*then)}: "
+                    "make EwmaProximal when the network has its final shapes, dtypes and device"
                 )
         if [x.dtype for x in self.average] != self._dtypes:
             raise ValueError("EwmaProximal.module was cast to another dtype, in which its average would lose precision")
