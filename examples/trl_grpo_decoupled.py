@@ -8,7 +8,8 @@ policy that sampled. Advantages are normalised by moments over iterations, and t
 number of tokens of the whole gradient step, so that micro-batches leave the gradient as it is.
 
 The model is a randomly initialised transformer of 10,000 weights whose ten-word tokenizer is made here; it learns to
-say "a". Nothing is downloaded. One process, all weights trained; the average is a second copy of the model.
+say "a". Nothing is downloaded. One process, all weights trained; the average is a second copy of the model, and of a
+bf16 model another one in fp32, which `EwmaProximal` keeps because small steps of an average are lost in bf16.
 
 How to run it (under a minute on a CPU):
 

@@ -124,3 +124,39 @@ def test_explained_variance_of_constant_targets_is_undefined(constant: float) ->
 @pytest.mark.parametrize("count", [1000, 1001])
 def test_explained_variance_of_constant_targets_that_round(constant: float, count: int) -> None:
     assert math.isnan(explained_variance(torch.rand(count), torch.full((count,), constant)).item())
+
+
+def test_terminated_steps_are_done_where_that_can_be_read() -> None:
+    zeros, done = torch.zeros(2, 3), torch.zeros(2, 3).bool()
+
+    def call(terminated: torch.Tensor) -> torch.Tensor:
+        return gae(zeros, zeros, zeros, done, terminated, discount=0.9, gae_lambda=0.9)[0]
+
+    with pytest.raises(ValueError, match=r"^terminated is true for a step for which done is not"):
+        call(~done)
+    # neither can look at data; without a graph break, too
+    assert torch.func.vmap(call)(~done.expand(2, 2, 3)).shape == (2, 2, 3)
+    assert torch.compile(call, backend="eager", fullgraph=True)(~done).shape == (2, 3)
+
+
+def test_gae_needs_two_axes_a_step_and_bool_flags() -> None:
+    zeros, done = torch.zeros(2, 3), torch.zeros(2, 3).bool()
+    numbers = {"discount": 0.9, "gae_lambda": 0.9}
+    with pytest.raises(ValueError, match=r"^reward has shape \(3,\), but must have at least 2 axes"):
+        gae(*[zeros[0]] * 3, done[0], done[0], **numbers)
+    with pytest.raises(ValueError, match="at least one time step"):
+        gae(*[zeros[:, :0]] * 3, done[:, :0], done[:, :0], **numbers)
+    with pytest.raises(
+        TypeError, match=r"^done is a tensor of torch.float32, but must be a bool tensor: done.bool\(\)"
+    ):
+        gae(zeros, zeros, zeros, zeros, done, **numbers)
+    with pytest.raises(ValueError, match=r"^discount has shape \(3,\), but must be a number or broadcast to \(2, 1\)"):
+        gae(zeros, zeros, zeros, done, done, discount=torch.ones(3), gae_lambda=0.9)
+
+
+def test_bf16_input_is_summed_in_fp32() -> None:
+    # 400 rewards of 1 with discount and lambda 1: the first advantage is 400, where bf16 stays at 256
+    ones, done = torch.ones(1, 400, dtype=torch.bfloat16), torch.zeros(1, 400).bool()
+    advantage, target = gae(ones, 0 * ones, 0 * ones, done, done, discount=1.0, gae_lambda=1.0)
+    assert advantage.dtype == target.dtype == torch.float32
+    assert advantage[0, 0] == 400

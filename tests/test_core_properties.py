@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +20,22 @@ from anybatch.advantages import explained_variance, gae
 from anybatch.config.chunks import time_chunks
 from anybatch.config.io import from_dict, override, to_dict
 from anybatch.config.schema import TrainConfig
-from anybatch.diagnostics.statistics import effective_sample_size
+from anybatch.diagnostics.statistics import clip_fraction, effective_sample_size, policy_statistics
 from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError
 from anybatch.minibatches import Batch, Minibatch, shuffled
+from anybatch.models.distributions import Categorical
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
-from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.objectives import (
+    LogProbs,
+    auxiliary_loss,
+    capped_behavior,
+    clipped_weight,
+    decoupled_clip_loss,
+    decoupled_kl_loss,
+    half_squared_log_ratio,
+)
+from anybatch.policy_phase import value_loss
 from anybatch.proximal import EwmaProximal
 
 LOG_PROB = st.floats(-6, 0, width=32)
@@ -303,6 +316,123 @@ def test_pieces_partition(count: int, most: int) -> None:
     assert len(pieces) == math.ceil(count / most)
     assert torch.equal(torch.cat([piece.action for piece in pieces]), number)
     assert torch.equal(torch.cat([piece.observation["x"] for piece in pieces]), number)  # type: ignore[index]
+
+
+# ---------------------------------------------------------------- arguments
+
+FLOATS, BOOLS = "floats", "bools"
+Call = Callable[..., object]
+
+
+def of_policies(**arguments: Tensor) -> object:
+    """policy_statistics with the names of its arguments for what they hold."""
+    logp = LogProbs(*(arguments[f"logp.{name}"] for name in ("theta", "proximal", "behavior", "importance")))
+    policies = (Categorical(arguments[name]) for name in ("policy", "proximal", "behavior"))
+    return policy_statistics(*policies, logp, clip=0.2, max_importance_ratio=100.0)
+
+
+SAMPLE_CALLS: dict[str, tuple[Call, dict[str, str]]] = {
+    "clip": (
+        decoupled_clip_loss,
+        {"logp": FLOATS, "logp_proximal": FLOATS, "logp_behavior": FLOATS, "advantage": FLOATS, "mask": BOOLS},
+    ),
+    "kl": (
+        functools.partial(decoupled_kl_loss, kl_coefficient=1.0),
+        {"logp": FLOATS, "logp_behavior": FLOATS, "advantage": FLOATS, "kl": FLOATS, "mask": BOOLS},
+    ),
+    "without kl": (
+        functools.partial(decoupled_kl_loss, kl_coefficient=0.0),
+        {"logp": FLOATS, "logp_behavior": FLOATS, "advantage": FLOATS, "kl": FLOATS},
+    ),
+    "half square": (half_squared_log_ratio, {"logp": FLOATS, "logp_proximal": FLOATS}),
+    "cap": (
+        functools.partial(capped_behavior, max_importance_ratio=2.0),
+        {"logp": FLOATS, "logp_behavior": FLOATS},
+    ),
+    "clipped": (functools.partial(clipped_weight, clip=0.2), dict.fromkeys(("weight", "ratio", "log_prefix"), FLOATS)),
+    "auxiliary": (auxiliary_loss, dict.fromkeys(("value", "auxiliary_value", "value_target", "kl"), FLOATS)),
+    "gae": (
+        functools.partial(gae, discount=0.9, gae_lambda=0.9),
+        {"reward": FLOATS, "value": FLOATS, "next_value": FLOATS, "done": BOOLS, "terminated": BOOLS},
+    ),
+    "explained": (explained_variance, {"value": FLOATS, "target": FLOATS}),
+    "clip fraction": (functools.partial(clip_fraction, clip=0.2), {"logp": FLOATS, "logp_proximal": FLOATS}),
+    "value": (functools.partial(value_loss, coefficient=0.5), {"value": FLOATS, "target": FLOATS}),
+}
+COEFFICIENTS: dict[str, tuple[Call, tuple[str, ...], int]] = {
+    "clip": (decoupled_clip_loss, ("clip", "max_importance_ratio"), 4),
+    "kl": (decoupled_kl_loss, ("kl_coefficient", "max_importance_ratio"), 4),
+    "auxiliary": (auxiliary_loss, ("clone_coefficient",), 4),
+    "clip fraction": (clip_fraction, ("clip",), 2),
+}
+
+
+def right(kinds: dict[str, str], shape: tuple[int, ...]) -> dict[str, Any]:
+    return {name: torch.zeros(shape, dtype=torch.bool if kind == BOOLS else None) for name, kind in kinds.items()}
+
+
+def reshaped(x: Tensor) -> list[Tensor]:
+    """The tensor in shapes that are wrong, most of which would broadcast."""
+    others = [x.unsqueeze(-1), x.unsqueeze(0), x[..., :1], x[..., :-1], x[0], x[:1], x.sum().to(x.dtype)]
+    return [other for other in others if other.shape != x.shape]
+
+
+def spoilt(x: Tensor, data: st.DataObject) -> tuple[Any, type[Exception]]:
+    """The argument in a wrong shape, of a wrong dtype or of a wrong type, and the error that it should raise."""
+    wrong = [x.numpy(), x.tolist(), x.long() if x.dtype == torch.bool else x.bool(), x.to(torch.complex64)]
+    errors = [(other, ValueError) for other in reshaped(x)] + [(other, TypeError) for other in wrong]
+    return data.draw(st.sampled_from(errors))
+
+
+@given(st.sampled_from(sorted(SAMPLE_CALLS)), st.lists(st.integers(2, 4), min_size=2, max_size=3), st.data())
+def test_right_arguments_pass_and_a_wrong_one_is_named(call: str, sizes: list[int], data: st.DataObject) -> None:
+    function, kinds = SAMPLE_CALLS[call]
+    shape = tuple(sizes)
+    arguments = right(kinds, shape)
+    function(**arguments)
+    torch.func.vmap(lambda parts: function(**parts))(right(kinds, (2, *shape)))
+    function(**{name: x.to(torch.bfloat16) if x.is_floating_point() else x for name, x in arguments.items()})
+    name = data.draw(st.sampled_from(sorted(kinds)))
+    wrong, error = spoilt(arguments[name], data)
+    with pytest.raises(error) as raised:
+        function(**arguments | {name: wrong})
+    first = next(iter(kinds))  # whose shape is that of the call, so that another is blamed
+    blamed = [other for other in kinds if other != first] if name == first and error is ValueError else [name]
+    assert any(str(raised.value).startswith(f"{x} ") for x in (*blamed, name)), raised.value
+    assert "must" in str(raised.value)
+
+
+@given(st.integers(2, 4), st.integers(2, 4), st.data())
+def test_statistics_name_a_wrong_argument(runs: int, count: int, data: st.DataObject) -> None:
+    logps = [f"logp.{name}" for name in ("theta", "proximal", "behavior", "importance")]
+    arguments = {name: torch.zeros(runs, count) for name in logps}
+    arguments |= {name: torch.zeros(runs, count, 3) for name in ("policy", "proximal", "behavior")}
+    of_policies(**arguments)
+    name = data.draw(st.sampled_from(["logp.proximal", "logp.behavior", "logp.importance", "proximal", "behavior"]))
+    wrong = data.draw(st.sampled_from(reshaped(arguments[name])[:4]))
+    with pytest.raises(ValueError, match=f"^{name} has shape"):
+        of_policies(**arguments | {name: wrong})
+    with pytest.raises(ValueError, match=r"^logp\.theta has shape"):
+        of_policies(**arguments | {name: torch.zeros(count) for name in logps})
+
+
+@given(st.sampled_from(sorted(COEFFICIENTS)), st.integers(2, 5), st.integers(2, 5), st.data())
+def test_coefficients_are_numbers_or_one_for_each_run(call: str, runs: int, count: int, data: st.DataObject) -> None:
+    function, names, tensors = COEFFICIENTS[call]
+    samples = [torch.zeros(runs, count)] * tensors
+    required: dict[str, Any] = {"kl_coefficient": 1.0} if call == "kl" else {}
+    name = data.draw(st.sampled_from(names))
+    for shape in ((), (1,), (1, 1), (runs, 1)):
+        function(*samples, **required | {name: torch.ones(shape)})
+    function(*samples, **required | {name: data.draw(st.sampled_from([1, 0.5, math.inf, np.float32(0.5)]))})
+    for shape in ((runs,), (count,), (runs, count), (1, count), (1, runs, 1)):
+        with pytest.raises(ValueError, match=f"^{name} has shape"):
+            function(*samples, **required | {name: torch.ones(shape)})
+    for number in (-0.5, math.nan, *([0.0] if name == "max_importance_ratio" else [])):
+        with pytest.raises(ValueError, match=f"^{name} is {number}, but must be"):
+            function(*samples, **required | {name: number})
+    with pytest.raises(TypeError, match=f"^{name} is a builtins.str"):
+        function(*samples, **required | {name: "0.2"})
 
 
 # ---------------------------------------------------------------- the rest

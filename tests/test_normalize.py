@@ -226,3 +226,53 @@ def test_stacked_runs_are_normalised_as_single_ones() -> None:
             of_advantages.update(*moments(data[run]))
             torch.testing.assert_close(advantage[run], of_advantages(data[run]))
             torch.testing.assert_close(reward[run], of_rewards(data[run], first[run]))
+
+
+def test_advantage_normalizer_names_a_wrong_argument() -> None:
+    normalizer, stacked = AdvantageNormalizer(), AdvantageNormalizer(torch.ones(2, dtype=torch.float64))
+    data = torch.zeros(2, 3)
+    with pytest.raises(TypeError, match=r"^advantage is a numpy.ndarray, .* torch.as_tensor\(advantage\)"):
+        normalizer(data.numpy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^advantage is a tensor of torch\.int64"):
+        normalizer(data.long())
+    with pytest.raises(TypeError, match=r"^valid is a tensor of torch\.float32, but must be a bool tensor"):
+        normalizer(data, data)
+    with pytest.raises(ValueError, match=r"^valid has shape \(2, 1\), but must be \(2, 3\)"):
+        normalizer(data, torch.ones(2, 1).bool())
+    with pytest.raises(ValueError, match=r"^advantage has shape \(3, 2\), but must be \(2, ...\)"):
+        stacked(data.T)
+    with pytest.raises(ValueError, match=r"^mean has shape \(2, 3\), but must be a number"):
+        normalizer.update(data, 1.0, 6)
+    with pytest.raises(ValueError, match=r"^var has shape \(3,\), but must be a number or \(2,\)"):
+        stacked.update(0.0, data[0], 6)
+    stacked.update(0.0, torch.ones(2), 6)
+    for right in (data, data.double(), data.bfloat16(), torch.tensor(0.0)):
+        normalizer(right)
+
+
+def test_reward_normalizer_names_a_wrong_argument() -> None:
+    normalizer, reward, first = RewardNormalizer(2), torch.zeros(2, 3), torch.zeros(2, 3).bool()
+    for wrong, error, words in (
+        ((reward.T, first.T), ValueError, r"^reward has shape \(3, 2\), but must be \(2, T\)"),
+        ((reward[:1], first[:1]), ValueError, r"^reward has shape \(1, 3\)"),
+        ((reward, first[:, :1]), ValueError, r"^first has shape \(2, 1\), but must be \(2, 3\)"),
+        ((reward, first.float()), TypeError, "^first is a tensor of torch.float32, but must be a bool tensor"),
+        ((reward.numpy(), first), TypeError, "^reward is a numpy.ndarray"),
+    ):
+        with pytest.raises(error, match=words):
+            normalizer(*wrong)
+    assert not normalizer.state_dict()["count"]  # nothing of them was added
+    assert normalizer(torch.tensor([[1, 0, 2], [0, 0, 1]]), first).dtype == torch.float32
+    with pytest.raises(ValueError, match=r"must be \(4, 2, T\)"):
+        RewardNormalizer(2, runs=4)(reward, first)
+
+
+def test_bf16_advantages_are_normalised_in_float64() -> None:
+    # 257 of them, of 1 but for one of 2: counts and sums above 256 are not bf16 numbers. Mean 1 + 1/257
+    data = torch.ones(257, dtype=torch.bfloat16)
+    data[0] = 2
+    normalizer = AdvantageNormalizer()
+    normalizer.update(*moments(data))
+    assert normalizer.moments()[0] == pytest.approx(1 + 1 / 257, rel=1e-12)
+    assert normalizer(data).dtype == torch.float32
+    assert normalizer(data).mean().item() == pytest.approx(0, abs=1e-6)

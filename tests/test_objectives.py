@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -308,3 +309,24 @@ def test_agrees_with_the_published_log_space_form(clip: float, cap: float) -> No
     actual = value_and_gradient(ours, logp)
     torch.testing.assert_close(actual[0].double(), expected[0], rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(actual[1].double(), expected[1], rtol=1e-4, atol=1e-9)
+
+
+def test_bf16_log_probabilities_are_computed_with_in_fp32() -> None:
+    """-1 and -1 - 2^-7 are neighbours in bf16; e^(2^-7) is not a bf16 number."""
+    logp, other = torch.tensor([-1.0, -1.0]).bfloat16(), torch.tensor([-1.0, -1.0 - 2**-7]).bfloat16()
+    ratio, one = math.exp(2**-7), torch.ones(2, dtype=torch.bfloat16)
+    assert decoupled_clip_loss(logp, other, other, one).item() == pytest.approx(-(1 + ratio) / 2, rel=1e-6)
+    loss = decoupled_kl_loss(logp, other, one, half_squared_log_ratio(logp, other), kl_coefficient=1.0)
+    assert loss.item() == pytest.approx(-(1 + ratio) / 2 + 2**-14 / 4, rel=1e-6)
+    assert half_squared_log_ratio(logp, other).dtype == capped_behavior(logp, other, 2.0).dtype == torch.float32
+
+
+def test_losses_compile_in_one_graph_with_numbers_and_tensors() -> None:
+    samples = [torch.zeros(2, 3) for _ in range(4)]
+    for number in (0.2, torch.full((2, 1), 0.2)):
+
+        def both(number: Any = number) -> Tensor:
+            clip = decoupled_clip_loss(*samples, clip=number, mask=torch.ones(2, 3).bool())
+            return clip + decoupled_kl_loss(*samples, kl_coefficient=number)
+
+        assert torch.equal(torch.compile(both, backend="eager", fullgraph=True)(), both())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +175,164 @@ def test_fp32_stays_accurate_over_20000_steps(center_of_mass: float) -> None:
             furthest = max(furthest, abs(reference - theta))
             assert averaged(ewma) == pytest.approx(reference, rel=2e-5, abs=2e-5)
     assert furthest > 1e-2  # otherwise there would be nothing to get wrong
+
+
+def expected_lag(center_of_mass: float, step: int) -> float:
+    """Mean age of the step + 1 terms, in steps: sum k beta^k / sum beta^k over k = 0 .. step."""
+    beta, ages = center_of_mass / (1 + center_of_mass), range(step + 1)
+    return sum(k * beta**k for k in ages) / sum(beta**k for k in ages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("center_of_mass", [1.0, 8.0, 128.0])
+def test_the_lag_on_a_straight_line_is_the_center_of_mass(dtype: torch.dtype, center_of_mass: float) -> None:
+    """theta_t = t for 1,280 steps: bf16 cannot hold every integer above 256, so its own rounding is averaged too."""
+    source, beta = Scalar(0.0, dtype), center_of_mass / (1 + center_of_mass)
+    ewma = EwmaProximal(source, center_of_mass)
+    numerator, weight = 0.0, 1.0
+    for step in range(1, 1281):
+        set_theta(source, float(step))
+        ewma.after_gradient_step()
+        numerator, weight = source.theta.item() + beta * numerator, 1 + beta * weight
+        if step in (5, 200, 1280):
+            (average,) = ewma.average
+            assert average.item() == pytest.approx(numerator / weight, rel=1e-5)
+            if dtype is not torch.bfloat16 or step <= 256:
+                assert step - average.item() == pytest.approx(expected_lag(center_of_mass, step), rel=1e-3)
+    rounding = 1.0 if dtype is torch.bfloat16 else 0.01  # of the source, whose spacing at 1,280 is 8
+    assert step - average.item() == pytest.approx(center_of_mass, rel=0.01, abs=rounding)
+    n = 201  # the closed form of the docstring
+    closed = center_of_mass - n * beta**n / (1 - beta**n)
+    assert closed == pytest.approx(expected_lag(center_of_mass, 200), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_network_is_the_average_in_its_own_dtype(dtype: torch.dtype) -> None:
+    source = Scalar(1.0, dtype)
+    ewma = EwmaProximal(source, 128.0)
+    set_theta(source, 2.0)
+    ewma.after_gradient_step()
+    (average,), (parameter,) = ewma.average, ewma.module.parameters()
+    assert average.dtype == torch.float32
+    assert parameter.dtype == dtype
+    assert torch.equal(parameter, average.to(dtype))
+    assert ewma.params(minibatch(torch.ones(3, 1, dtype=dtype))).dtype == dtype
+    # beta = 128/129: (2 + beta)/(1 + beta) = 386/257
+    assert average.item() == pytest.approx(386 / 257, rel=1e-6)
+    ewma.reset()
+    assert average.item() == parameter.item() == 2
+
+
+def test_low_precision_state_keeps_the_fp32_average() -> None:
+    source = Scalar(0.0, torch.bfloat16)
+    ewma = EwmaProximal(source, 50.0)
+    for step in range(1, 40):
+        set_theta(source, float(step))
+        ewma.after_gradient_step()
+    state = copy.deepcopy(ewma.state_dict())
+    assert state["module"]["theta"].dtype == torch.float32
+    assert state["module"]["theta"].bfloat16() != state["module"]["theta"]  # it would be lost
+    restored = EwmaProximal(source, 50.0)
+    restored.load_state_dict(state)
+    for x in (ewma, restored):
+        set_theta(source, 40.0)
+        x.after_gradient_step()
+    assert torch.equal(ewma.average[0], restored.average[0])
+    assert torch.equal(*(next(x.module.parameters()) for x in (ewma, restored)))
+
+
+class Mixed(nn.Module):
+    """Parameters in bf16 and fp32, one of them under two names, an integer one, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(2, 2, dtype=torch.bfloat16)
+        self.tied = nn.Linear(2, 2, bias=False, dtype=torch.bfloat16)
+        self.tied.weight = self.low.weight
+        self.high = nn.Linear(2, 2)
+        self.codes = nn.Parameter(torch.tensor([1, 2]), requires_grad=False)
+        self.register_buffer("steps", torch.tensor(0))
+        self.register_buffer("scale", torch.ones(2))
+
+    def fill(self, value: float) -> None:
+        with torch.no_grad():
+            for x in (*self.parameters(), *self.buffers()):
+                x.fill_(value)
+
+
+def test_mixed_dtypes_tied_parameters_integers_and_buffers() -> None:
+    source = Mixed()
+    source.fill(0)
+    ewma = EwmaProximal(source, 8.0)
+    source.fill(1)
+    ewma.after_gradient_step()
+    assert [x.dtype for x in ewma.average] == [torch.float32] * 4  # two weights and two biases
+    for average in ewma.average:
+        torch.testing.assert_close(average, torch.full_like(average, 9 / 17))
+    module = ewma.module
+    assert isinstance(module, Mixed)
+    assert module.tied.weight is module.low.weight
+    assert any(x is module.high.weight for x in ewma.average)  # fp32 parameters have no second copy
+    assert [x.dtype for x in module.state_dict().values()] == [x.dtype for x in source.state_dict().values()]
+    assert (module.codes == 1).all() and module.steps == 1 and (module.scale == 1).all()
+    state = copy.deepcopy(ewma.state_dict())
+    restored = EwmaProximal(source, 8.0)
+    restored.load_state_dict(state)
+    assert all(map(torch.equal, restored.average, ewma.average))
+    assert state["module"]["tied.weight"].dtype == torch.float32
+
+
+def test_replaced_parameters_buffers_and_layers_are_followed() -> None:
+    source = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False))
+    ewma = EwmaProximal(source, 8.0)
+    weights = [source[0].weight.item()]
+    for replace in (
+        lambda: setattr(source[0], "weight", nn.Parameter(torch.tensor([[7.0]]))),
+        lambda: source.__setitem__(0, nn.Linear(1, 1, bias=False)),
+        lambda: setattr(source[1], "running_mean", torch.tensor([3.0])),
+    ):
+        replace()
+        weights.append(source[0].weight.item())
+        ewma.after_gradient_step()
+    powers = [(8 / 9) ** age for age in (3, 2, 1, 0)]
+    expected = sum(w * p for w, p in zip(weights, powers, strict=True)) / sum(powers)
+    assert ewma.average[0].item() == pytest.approx(expected, rel=1e-5)
+    assert ewma.module[1].running_mean == 3  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda x: x.double(),
+            r"0\.weight of the policy is .*float64 on cpu, but its average was made for .* on cpu: make",
+        ),
+        (lambda x: x.half(), r"0\.weight of the policy is .*float16 on cpu"),
+        (lambda x: x.to("meta"), r"0\.weight of the policy is .* on meta, but its average was made for .* on cpu"),
+        (lambda x: x.__setitem__(0, nn.Linear(1, 2)), r"0\.weight of the policy is \(2, 1\)"),
+        (lambda x: x.append(nn.Linear(2, 2)), r"1\.bias, 1\.weight of the policy was added or removed"),
+        (lambda x: x[0].register_parameter("bias", None), r"0\.bias of the policy was added or removed"),
+    ],
+)
+def test_a_policy_that_was_moved_cast_or_rebuilt_is_refused(change: Any, words: str, dtype: torch.dtype) -> None:
+    source = nn.Sequential(nn.Linear(2, 2, dtype=dtype))
+    ewma = EwmaProximal(source)
+    change(source)
+    with pytest.raises(ValueError, match=words):
+        ewma.after_gradient_step()
+
+
+def test_an_average_that_was_cast_with_its_policy_is_refused() -> None:
+    source = Scalar(1.0)
+    ewma = EwmaProximal(source)
+    source.bfloat16()
+    ewma.module.bfloat16()
+    with pytest.raises(ValueError, match=r"theta of the policy is \(1,\), torch.bfloat16 on cpu"):
+        ewma.after_gradient_step()
+    source.float()
+    with pytest.raises(ValueError, match="was cast"):
+        ewma.after_gradient_step()
 
 
 @pytest.mark.parametrize("center_of_mass", [-0.1, -1.0, math.inf, math.nan])

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from anybatch.advantages import floating
 from anybatch.distributed.collectives import moments
 from anybatch.distributed.state import Slot, State
+from anybatch.objectives import check_alike, check_mask
 
 _EPSILON = 1e-8
 
@@ -68,8 +70,17 @@ class AdvantageNormalizer:
         return (self.span - 1) / (self.span + 1)
 
     def update(self, mean: Tensor | float, var: Tensor | float, count: Tensor | float) -> None:
-        """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers."""
+        """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers.
+
+        Raises:
+            ValueError: an argument is neither a number nor (R,) for R stacked runs.
+        """
         mean, var, count = (torch.as_tensor(x, dtype=torch.float64).cpu() for x in (mean, var, count))
+        runs = self._moments.weight.shape
+        for name, x in (("mean", mean), ("var", var), ("count", count)):
+            if x.shape not in (runs, torch.Size()):
+                allowed = f"a number or {tuple(runs)}, one for each run" if runs else "a number"
+                raise ValueError(f"{name} has shape {tuple(x.shape)}, but must be {allowed}")
         self._moments.add(mean, var, count, self.decay)
 
     def moments(self) -> tuple[float, float]:
@@ -77,7 +88,24 @@ class AdvantageNormalizer:
         return _float(self._moments.mean), _float(self._moments.var)
 
     def __call__(self, advantage: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Return ``(advantage - mean) / (std + 1e-8)`` in fp32, any shape; entries that are not ``valid`` become 0."""
+        """Return ``(advantage - mean) / (std + 1e-8)`` in fp32; entries that are not ``valid`` become 0.
+
+        Args:
+            advantage: any shape; (R, ...) for R stacked runs.
+            valid: bool, the same shape; None means all.
+
+        Raises:
+            TypeError: ``advantage`` is no floating-point tensor, or ``valid`` no bool tensor.
+            ValueError: the shapes differ, or there is no run axis for stacked runs.
+        """
+        check_alike(0, advantage=advantage)
+        if valid is not None:
+            check_mask("valid", valid, advantage)
+        runs = self._moments.weight.shape
+        if runs and advantage.shape[:1] != runs:
+            raise ValueError(
+                f"advantage has shape {tuple(advantage.shape)}, but must be ({runs[0]}, ...), a row for each run"
+            )
         mean, std = _before(self._moments.mean, advantage), _before(self._moments.var.sqrt(), advantage)
         # in float64: for constant data a rounding error of the mean must not be divided by epsilon
         normalized = ((advantage.double() - mean) / (std + _EPSILON)).float()
@@ -126,7 +154,18 @@ class RewardNormalizer:
 
         Returns:
             (N, T) fp32 rewards.
+
+        Raises:
+            TypeError: ``reward`` is no tensor of numbers, or ``first`` no bool tensor.
+            ValueError: the shapes differ, or are not those of N environments.
         """
+        check_alike(reward=floating(reward))
+        check_mask("first", first, reward)
+        if reward.shape[:-1] != self._return.shape:
+            envs = ", ".join(map(str, self._return.shape))
+            raise ValueError(
+                f"reward has shape {tuple(reward.shape)}, but must be ({envs}, T): environments, then time"
+            )
         raw = reward.double().cpu()
         returns = self._discounted_returns(raw, first.cpu())
         self._return = returns[-1]
@@ -167,7 +206,7 @@ class RewardNormalizer:
 
 def _before(statistic: Tensor, data: Tensor) -> Tensor:
     """A statistic () or (R,) with axes added behind, to broadcast against data (...) or (R, ...)."""
-    return statistic.reshape(*statistic.shape, *[1] * (data.dim() - statistic.dim()))
+    return statistic.reshape((*statistic.shape, *[1] * (data.dim() - statistic.dim())))
 
 
 def _float(statistic: Tensor) -> float:

@@ -3,12 +3,18 @@
 Everything is a pure function of log-probabilities of the sampled actions, in fp32. ``theta`` is the policy being
 trained, ``prox`` the proximal policy that limits its speed, ``behav`` the behaviour policy that sampled the data.
 Only the log-probability of ``theta`` carries a gradient.
+
+(B,) is the shape of B samples, or (R, B) for R stacked runs; further leading axes are allowed. All arguments of a call
+have the same shape, a coefficient that is a tensor must broadcast against (R, 1), and anything else is refused by a
+TypeError or ValueError that names the argument.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -58,6 +64,9 @@ def decoupled_clip_loss(
     Returns:
         Scalar loss: the mean over the samples that count (0 if there are none).
     """
+    check_alike(logp=logp, logp_proximal=logp_proximal, logp_behavior=logp_behavior, advantage=advantage)
+    if mask is not None:
+        check_mask("mask", mask, logp)
     logp, logp_proximal, logp_behavior, advantage = _masked(mask, logp, logp_proximal, logp_behavior, advantage)
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
     weight = torch.exp(logp - logp_behavior)  # theta/behav, which is prox/behav * r
@@ -78,6 +87,9 @@ def clipped_weight(weight: Tensor, ratio: Tensor, log_prefix: Tensor, clip: floa
     Returns:
         (B,) clipped weights; those of samples outside the range carry no gradient.
     """
+    check_alike(weight=weight, ratio=ratio, log_prefix=log_prefix)
+    check_coefficient("clip", clip, ratio)
+    weight, ratio, log_prefix = weight.float(), ratio.float(), log_prefix.float()
     prefix = torch.exp(log_prefix.clamp(max=_LARGEST_EXPONENT))
     # inside the range it *is* the weight, so that an infinite range leaves no trace of prox
     clipped = torch.where(ratio > 1 + clip, prefix * (1 + clip), weight)
@@ -110,6 +122,10 @@ def decoupled_kl_loss(
     Returns:
         Scalar loss: the mean over the samples that count (0 if there are none).
     """
+    check_alike(logp=logp, logp_behavior=logp_behavior, advantage=advantage, kl=kl)
+    if mask is not None:
+        check_mask("mask", mask, logp)
+    check_coefficient("kl_coefficient", kl_coefficient, logp)
     if isinstance(kl_coefficient, (int, float)) and kl_coefficient == 0:
         kl = torch.zeros_like(logp)  # 0 times an infinite KL would be NaN
     logp, logp_behavior, advantage, kl = _masked(mask, logp, logp_behavior, advantage, kl)
@@ -130,7 +146,8 @@ def half_squared_log_ratio(logp: Tensor, logp_proximal: Tensor) -> Tensor:
     Returns:
         (B,) estimates, never negative.
     """
-    return 0.5 * (logp - logp_proximal).square()
+    check_alike(logp=logp, logp_proximal=logp_proximal)
+    return 0.5 * (logp.float() - logp_proximal.float()).square()
 
 
 def auxiliary_loss(
@@ -151,6 +168,8 @@ def auxiliary_loss(
     Returns:
         Scalar loss, the mean over the samples.
     """
+    check_alike(value=value, auxiliary_value=auxiliary_value, value_target=value_target, kl=kl)
+    check_coefficient("clone_coefficient", clone_coefficient, value)
     value, auxiliary_value, value_target, kl = _masked(None, value, auxiliary_value, value_target, kl)
     errors = (auxiliary_value - value_target).square() + (value - value_target).square()
     return _mean(0.5 * errors + clone_coefficient * kl, None)
@@ -169,9 +188,105 @@ def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: f
     Returns:
         (B,) capped log pi_behav(a|s), without gradient.
     """
+    check_alike(logp=logp, logp_behavior=logp_behavior)
     cap = max_importance_ratio
+    check_coefficient("max_importance_ratio", cap, logp, positive=True)
     log_cap = torch.log(cap) if isinstance(cap, Tensor) else math.log(cap)
-    return torch.maximum(logp_behavior, logp.detach() - log_cap)
+    return torch.maximum(logp_behavior.float(), logp.detach().float() - log_cap)
+
+
+def check_alike(axes: int = 1, /, **tensors: Tensor) -> None:
+    """Check that arguments are floating-point tensors of one shape, at about 0.3 microseconds each.
+
+    Broadcasting would let (B,) and (B, 1) make (B, B) terms without a word. Shapes and dtypes are all that is looked
+    at, so it also works under ``torch.compile`` and in ``torch.func.vmap``, and waits for no GPU.
+
+    Args:
+        axes: the least number of axes.
+        **tensors: by the name of the argument; all must have the shape of the first.
+
+    Raises:
+        TypeError: an argument is no tensor, or not floating-point.
+        ValueError: an argument has another shape than the first, or too few axes.
+    """
+    first, shape = "", None
+    for name, x in tensors.items():
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(f"{name} is {_kind(x)}, but must be a floating-point tensor{_remedy(name, x)}")
+        if shape is None:
+            first, shape = name, x.shape
+            if len(shape) < axes:
+                needed = "1 axis" if axes == 1 else f"{axes} axes"
+                raise ValueError(f"{name} has shape {tuple(shape)}, but must have at least {needed}")
+        elif x.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, but must have that of {first}, {tuple(shape)}")
+
+
+def check_mask(name: str, mask: Tensor, samples: Tensor) -> None:
+    """Check that the argument ``name`` is a bool tensor of the shape of ``samples``.
+
+    Raises:
+        TypeError: it is no tensor, or not bool.
+        ValueError: it has another shape.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        remedy = f": {name}.bool()" if isinstance(mask, Tensor) else _remedy(name, mask)
+        raise TypeError(f"{name} is {_kind(mask)}, but must be a bool tensor{remedy}")
+    if mask.shape != samples.shape:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}, but must be {tuple(samples.shape)}, one for each sample"
+        )
+
+
+def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, positive: bool = False) -> None:
+    """Check that an argument is a number, at least 0, or a tensor with one for each run of ``samples``.
+
+    Args:
+        name: of the argument.
+        value: the argument. A tensor must broadcast against (R, 1) for samples (R, B): (R,) would pair its numbers with
+            samples instead of runs. The numbers in it are not looked at, which would wait for a GPU.
+        samples: (..., B) what it is multiplied with.
+        positive: whether 0 is refused, too.
+
+    Raises:
+        TypeError: it is neither a number nor a tensor.
+        ValueError: its shape does not fit, or it is a number out of range.
+    """
+    if isinstance(value, Tensor):
+        one_per_run = (*samples.shape[:-1], 1)
+        if value.shape != one_per_run and not _broadcasts_to(value.shape, one_per_run):
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, but must be a number or broadcast to {one_per_run}"
+            )
+    elif not isinstance(value, (float, int, Real)):  # the first two are much the faster ones to ask for
+        raise TypeError(f"{name} is {_kind(value)}, but must be a number or a tensor")
+    elif not (value > 0 if positive else value >= 0):
+        raise ValueError(f"{name} is {value}, but must be {'above' if positive else 'at least'} 0")
+
+
+def _broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, allowed) for size, allowed in sizes)
+
+
+def known_true(condition: Tensor) -> bool:
+    """Whether any entry is true; False where that cannot be read at once: on a GPU, in torch.compile and in vmap."""
+    if torch.compiler.is_compiling() or condition.device.type != "cpu":
+        return False
+    try:
+        return bool(condition.any())
+    except RuntimeError:  # vmap, which has no public test
+        return False
+
+
+def _kind(x: object) -> str:
+    return f"a tensor of {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__module__}.{type(x).__qualname__}"
+
+
+def _remedy(name: str, x: object) -> str:
+    if isinstance(x, Tensor):
+        return f": {name}.float()"
+    return f": torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, (list, tuple)) else ""
 
 
 def _masked(mask: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:

@@ -10,11 +10,23 @@ from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
 from anybatch.config.schema import OptimizerConfig
+from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent
 
 
 def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Optimizer:
-    """Adam or SGD over fp32 ``parameters``, with the configured step size, in fused form."""
+    """Adam or SGD over ``parameters``, with the configured step size, in fused form.
+
+    Raises:
+        ConfigError: a parameter is narrower than fp32, as the state of its optimiser would be: bf16 cannot hold an
+            average that moves by a thousandth a step.
+    """
+    for parameter in parameters:
+        if parameter.element_size() < 4:
+            raise ConfigError(
+                f"a parameter of the network is {parameter.dtype}, but must be float32 (or float64): precision bf16 "
+                "computes in bfloat16 with weights in float32"
+            )
     if config.kind == "sgd":
         return SGD(parameters, lr=config.step_size, momentum=config.sgd_momentum, fused=True)
     return Adam(parameters, lr=config.step_size, betas=config.adam_betas, eps=config.adam_eps, fused=True)

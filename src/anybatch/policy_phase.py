@@ -20,7 +20,7 @@ from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
-from anybatch.objectives import LogProbs, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.objectives import LogProbs, check_alike, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
 from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
 from anybatch.proximal import ProximalPolicy
 from anybatch.system.signals import Interrupts
@@ -221,7 +221,12 @@ def value_loss(value: Tensor, target: Tensor, coefficient: float) -> Tensor:
 
     Returns:
         Scalar, or (R,).
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: the shapes differ.
     """
+    check_alike(value=value, target=target)
     return coefficient * (value - target).square().mean(-1)
 
 

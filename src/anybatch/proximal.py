@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
+from collections.abc import Sequence
+from itertools import chain, starmap, zip_longest
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -120,13 +123,19 @@ class EwmaProximal(_FrozenCopy):
     ``theta_prox = (theta_t + beta theta_{t-1} + ... + beta^t theta_0) / (1 + beta + ... + beta^t)`` over the values of
     theta after each gradient step, theta_0 the initial one. Updated after every gradient step of the *policy*, not
     touched by the boundaries between iterations, and re-initialised after an auxiliary phase.
+
+    bf16 and fp16 parameters are averaged in fp32, since a step of the average, ``(theta_t - theta_prox)/w``, is lost
+    where it is below 2^-9 of the average, half of bf16's spacing. On a straight line ``theta_t = t delta`` the lag
+    ``(theta_t - theta_prox)/delta`` is the mean age of the n = t + 1 terms, ``beta/(1-beta) - n beta^n / (1-beta^n)``,
+    which tends to the centre of mass.
     """
 
     def __init__(self, module: nn.Module, center_of_mass: float | Tensor = 8.0) -> None:
         """Start the average at theta_0 = the present weights of ``module``.
 
         Args:
-            module: the policy network, observation -> (B, P); value networks need no average (footnote of 5.3).
+            module: the policy network, observation -> (B, P), with the dtypes and on the device that it is trained
+                with; value networks need no average (footnote of 5.3).
             center_of_mass: average age of a term in gradient steps, beta/(1-beta), at least 0; float64 (R,) for R
                 stacked runs, whose parameters have a leading run axis.
 
@@ -139,29 +148,44 @@ class EwmaProximal(_FrozenCopy):
         self.beta = decay_of(center_of_mass)
         """Decay rate of the average."""
         self.module = copy.deepcopy(module).requires_grad_(False)
-        """The network that holds the average; fp32, without gradient."""
-        self._average: list[Tensor] = list(self.module.parameters())
-        self._current: list[Tensor] = list(module.parameters())
-        self._buffers = list(zip(self.module.buffers(), module.buffers(), strict=True))
+        """The network for forward passes, with the dtypes of the policy; without gradient."""
+        self._names = [name for name, x in self.module.named_parameters() if x.is_floating_point() or x.is_complex()]
+        copies = [self.module.get_parameter(name) for name in self._names]
+        self.average: list[Tensor] = full_precision(copies)
+        """The average of each parameter, tied ones once: the parameter of ``module`` itself, or, where that is bf16 or
+        fp16, an fp32 tensor from which it is copied."""
+        self._narrow = [(x, average) for x, average in zip(copies, self.average, strict=True) if x is not average]
+        self._dtypes = [x.dtype for x in self.average]
+        self._source_dtypes = {name: x.dtype for name, x in _tensors(module).items()}
         self._terms = 1  # theta_0
+        self._source = module
+        self._follow_source()
 
     def before_iteration(self) -> None:
         """Keep the average: it continues from iteration to iteration."""
 
     @torch.no_grad()
     def after_gradient_step(self) -> None:
-        """theta_prox <- EWMA_beta(theta); buffers are copied, which an average of counters or flags would spoil."""
+        """theta_prox <- EWMA_beta(theta); buffers are copied, which an average of counters or flags would spoil.
+
+        Parameters of the policy may have been replaced by others of the same names, shapes, dtypes and devices.
+
+        Raises:
+            ValueError: the policy's parameters have changed in one of these.
+        """
         self._terms += 1
         # appendix A: theta_prox <- theta/w + (1 - 1/w) theta_prox, with w = 1 + beta + ... + beta^(terms-1)
         self._move(1 / sum_of_powers(self.beta, self._terms))
 
     def _move(self, weight: float | Tensor) -> None:
-        if isinstance(weight, Tensor):
-            for average, current in zip(self._average, self._current, strict=True):
-                average.lerp_(current, weight.to(current).view(-1, *[1] * (current.dim() - 1)))
-        else:
-            torch._foreach_lerp_(self._average, self._current, weight)
-        for average, current in self._buffers:
+        if self._narrow or not self._is_current():
+            self._follow_source()
+        try:
+            accumulate_(self.average, self._current, weight, self._narrow)
+        except RuntimeError:
+            self._follow_source()  # names the parameter if the policy was moved or cast in place
+            raise
+        for average, current in self._copied:
             average.copy_(current)
 
     def reset(self) -> None:
@@ -170,13 +194,92 @@ class EwmaProximal(_FrozenCopy):
         self.after_gradient_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The averaged weights and the number of terms."""
-        return {"module": self.module.state_dict(), "terms": self._terms}
+        """The averaged weights, in fp32 where ``module`` has them narrower, and the number of terms."""
+        state = self.module.state_dict()
+        state.update(self._full_precision_by_name())
+        return {"module": state, "terms": self._terms}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.module.load_state_dict(state["module"])
+        for name, average in self._full_precision_by_name().items():
+            average.copy_(state["module"][name])
         self._terms = state["terms"]
+
+    def _full_precision_by_name(self) -> dict[str, Tensor]:
+        """The averages that are not parameters of ``module``, by its names for them; a tied one has several."""
+        averages = {id(x): average for x, average in self._narrow}
+        named = self.module.named_parameters(remove_duplicate=False)
+        return {name: averages[id(x)] for name, x in named if id(x) in averages}
+
+    def _is_current(self) -> bool:
+        """Whether the policy has the same tensors as before, and the averages their dtypes, in about a microsecond."""
+        contents = chain.from_iterable([owner.values() for owner in self._owners])
+        same = all(starmap(operator.is_, zip_longest(contents, self._contents)))
+        return same and [x.dtype for x in self.average[:1]] == self._dtypes[:1]  # module.half() casts all, in place
+
+    def _follow_source(self) -> None:
+        """Look up the policy's present tensors."""
+        ours, theirs = _tensors(self.module), _tensors(self._source)
+        if ours.keys() != theirs.keys():
+            changed = ", ".join(sorted(ours.keys() ^ theirs.keys()))
+            raise ValueError(
+                f"{changed} of the policy was added or removed since its average was made: make a new EwmaProximal"
+            )
+        averages = dict(zip(self._names, self.average, strict=True))
+        for name, x in theirs.items():
+            average = averages.get(name, ours[name])
+            now, then = (x.shape, x.dtype, x.device), (average.shape, self._source_dtypes[name], average.device)
+            if now != then:
+                raise ValueError(
+                    f"{name} of the policy is {_described(*now)}, but its average was made for {_described(*then)}: "
+                    "make EwmaProximal when the network has its final shapes, dtypes and device"
+                )
+        if [x.dtype for x in self.average] != self._dtypes:
+            raise ValueError("EwmaProximal.module was cast to another dtype, in which its average would lose precision")
+        self._current: list[Tensor] = [theirs[name] for name in self._names]
+        self._copied = [(x, theirs[name]) for name, x in ours.items() if name not in averages]
+        owners = [x for m in self._source.modules() for x in (m._parameters, m._buffers, m._modules)]
+        self._owners = [owner for owner in owners if owner]
+        self._contents: list[object] = [x for owner in self._owners for x in owner.values()]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _described(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> str:
+    return f"{tuple(shape)}, {dtype} on {device}"
+
+
+def full_precision(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors themselves, with fp32 copies in place of bf16, fp16 and narrower ones, for running averages."""
+    narrow = [x.is_floating_point() and x.element_size() < 4 for x in tensors]
+    return [x.detach().float() if low else x for x, low in zip(tensors, narrow, strict=True)]
+
+
+def accumulate_(
+    average: list[Tensor],
+    current: list[Tensor],
+    weight: float | Tensor,
+    narrow: Sequence[tuple[Tensor, Tensor]] = (),
+) -> None:
+    """``average += weight (current - average)``, in the precision of the average; call it under ``torch.no_grad``.
+
+    Args:
+        average: from :func:`full_precision`; changed in place.
+        current: the newest values, of the same shapes.
+        weight: of the newest values, (R,) for R runs.
+        narrow: tensors narrower than fp32, each with its average, of which it becomes a copy.
+    """
+    if isinstance(weight, Tensor) or narrow:
+        for x, new in zip(average, current, strict=True):
+            part = weight.to(x).view(-1, *[1] * (x.dim() - 1)) if isinstance(weight, Tensor) else weight
+            x.lerp_(new.to(x.dtype), part)  # one by one, so that a single parameter at a time is widened
+    else:
+        torch._foreach_lerp_(average, current, weight)
+    for x, of in narrow:
+        x.copy_(of)
 
 
 def decay_of(center_of_mass: Number) -> Number:

@@ -361,3 +361,13 @@ def test_one_environment_has_the_noise_scale_of_many(tmp_path: Path) -> None:
         scales[envs] = median(x for x in progress["noise_scale_adam"][200:] if math.isfinite(x))
         assert abs(median(progress["gradient_correlation"][200:])) < 0.12
     assert 0.5 < scales[1] / scales[8] < 2
+
+
+def test_bf16_gradients_are_added_in_fp32() -> None:
+    """1,024 equal gradients of 1: no noise and a correlation of 1; bf16 sums would stay at 256, a noise of 94%."""
+    steps, parameter = 1024, nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    noise = NoiseScale(steps, adam=False)
+    for _ in range(steps):
+        parameter.grad = torch.ones_like(parameter)
+        noise.add([parameter], SGD([parameter], lr=1.0), 1)
+    assert noise.result() == {"noise_scale": 0.0, "gradient_correlation": 1.0}

@@ -259,3 +259,76 @@ def test_a_bound_limits_the_weight_of_tokens_whose_policy_has_moved_back() -> No
             *arguments, weight="sequence_product", ratio="token", bound=bound, denominator=100.0, clip=math.inf
         )
         assert float(loss) == pytest.approx(expected, rel=1e-4)
+
+
+def arguments(loss: Any, shape: tuple[int, int] = (3, 4)) -> dict[str, Any]:
+    names = ("logp", "logp_proximal", "logp_behavior") if loss is token_clip_loss else ("logp", "logp_behavior")
+    names += ("kl",) if loss is token_kl_loss else ()
+    values: dict[str, Any] = {name: torch.zeros(shape) for name in names} | {"mask": torch.ones(shape).bool()}
+    if loss is importance_weights:
+        return values | {"weight": "token", "bound": FREE}
+    values |= {"advantage": torch.zeros(shape[0]), "weight": "token", "bound": FREE, "denominator": 12}
+    return values | ({"kl_coefficient": 0.0} if loss is token_kl_loss else {})
+
+
+@pytest.mark.parametrize("loss", [token_clip_loss, token_kl_loss, importance_weights])
+def test_a_wrong_argument_is_named(loss: Any) -> None:
+    good = arguments(loss)
+    for name, x in good.items():
+        if not isinstance(x, Tensor) or name == "advantage":
+            continue
+        for wrong in (x[:1], x[:, :1], x[0], x.unsqueeze(-1), x.T):
+            blamed = "mask|logp_proximal|logp_behavior" if name == "logp" else f"{name}|mask"
+            with pytest.raises(ValueError, match=rf"^({blamed}) has shape .*, but must"):
+                loss(**good | {name: wrong})
+        with pytest.raises(TypeError, match=rf"^{name} is a (numpy\.)?ndarray, but must be a .*tensor"):
+            loss(**good | {name: x.numpy()})
+        if name != "mask":
+            with pytest.raises(TypeError, match=rf"^{name} is a tensor of torch.int64, but must be a floating-point"):
+                loss(**good | {name: x.long()})
+    with pytest.raises(ValueError, match=r"^mask holds something else than 0 and 1"):
+        loss(**good | {"mask": torch.full((3, 4), 0.5)})
+    for mask in (good["mask"].float(), good["mask"].long()):
+        assert torch.equal(loss(**good | {"mask": mask}), loss(**good))
+
+
+@pytest.mark.parametrize("loss", [token_clip_loss, token_kl_loss])
+def test_wrong_numbers_and_advantages_are_refused(loss: Any) -> None:
+    good = arguments(loss)
+    for changes, error, words in (
+        ({"advantage": torch.zeros(3).long()}, TypeError, "^advantage is a tensor of torch.int64"),
+        ({"advantage": torch.zeros(3, 1)}, ConfigError, r"^advantage has shape \(3, 1\)"),
+        ({"denominator": torch.tensor([1.0, 2.0])}, ConfigError, "^denominator is .*single number"),
+        ({"denominator": torch.tensor(0.0)}, ConfigError, "^denominator is 0.0"),
+        ({"denominator": math.nan}, ConfigError, "^denominator is nan"),
+        (
+            {"clip" if loss is token_clip_loss else "kl_coefficient": -1.0},
+            ValueError,
+            "is -1.0, but must be at least 0",
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            loss(**good | changes)
+
+
+@pytest.mark.parametrize("loss", [token_clip_loss, token_kl_loss])
+def test_losses_can_be_mapped_and_compiled(loss: Any) -> None:
+    x, level = arguments(loss), {"denominator": torch.tensor(12.0)}
+    tensors = {name: value for name, value in x.items() if isinstance(value, Tensor)}
+    rest = {name: value for name, value in x.items() if name not in tensors} | level
+
+    def call(tensors: dict[str, Tensor], denominator: Tensor) -> Tensor:
+        return loss(**tensors, **rest | {"denominator": denominator})
+
+    mapped = torch.func.vmap(call)({n: v.expand(2, *v.shape) for n, v in tensors.items()}, torch.tensor([12.0, 6.0]))
+    assert torch.equal(mapped, call(tensors, level["denominator"]).expand(2))
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(tensors, level["denominator"]), mapped[0])
+
+
+def test_bf16_log_probabilities_are_summed_in_fp32() -> None:
+    """300 tokens of log-ratio 2^-7: the sum 2.34375 is not a bf16 number, and 256 + 1 is 256 in bf16."""
+    logp, behavior = torch.full((1, 300), -1.0).bfloat16(), torch.full((1, 300), -1.0 - 2**-7).bfloat16()
+    weights = importance_weights(logp, behavior, torch.ones(1, 300), weight="sequence_product", bound=FREE)
+    assert weights.dtype == torch.float32
+    assert weights.item() == pytest.approx(math.exp(300 * 2**-7), rel=1e-5)

@@ -161,6 +161,38 @@ def test_ewma_update_saves_resets_and_refuses() -> None:
         EwmaUpdate(module, -1.0)
 
 
+def test_bf16_targets_are_copies_of_an_fp32_average() -> None:
+    """Weights go from their start to 1, 2, ..., 250, which bf16 can count."""
+    theta, prox, _ = three_policies(0.3)
+    module, age, steps = torchrl_loss(ClipPPOLoss, theta.bfloat16(), prox.bfloat16()), 128.0, 250
+    updater = EwmaUpdate(module, age)
+    sources, targets = (
+        list(x.values(True, True)) for x in (module.actor_network_params, module.target_actor_network_params)
+    )
+    start = [x.detach().float() for x in sources]
+    for step in range(1, steps + 1):
+        for x in sources:
+            x.data.fill_(float(step))
+        updater.step()
+    powers = [(age / (1 + age)) ** (steps - step) for step in range(steps + 1)]
+    rest = sum(step * power for step, power in enumerate(powers))
+    for average, target, first in zip(updater.average, targets, start, strict=True):
+        assert average.dtype == torch.float32
+        assert target.dtype == torch.bfloat16
+        assert torch.equal(target, average.bfloat16())
+        torch.testing.assert_close(average, (powers[0] * first + rest) / sum(powers), rtol=1e-5, atol=1e-5)
+    again = EwmaUpdate(module, age)
+    again.load_state_dict(updater.state_dict())
+    assert all(map(torch.equal, again.average, updater.average))
+    before = [x.clone() for x in updater.average]
+    module.float()  # now the targets hold the averages themselves
+    updater.step()
+    weight = 1 / (1 + age) / (1 - (age / (1 + age)) ** (steps + 2))
+    for average, target, previous in zip(updater.average, targets, before, strict=True):
+        assert average is target
+        torch.testing.assert_close(average, previous + weight * (steps - previous))
+
+
 def test_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     lengths = torchrl_ppo_ewma.run(6, num_envs=4, steps=128, minibatches=4)
     assert lengths[-1] > lengths[0]

@@ -103,6 +103,27 @@ def test_the_average_moves_once_a_gradient_step(tmp_path: Path) -> None:
         torch.testing.assert_close(average, (zero / 4 + one / 2 + two) / 1.75, rtol=1e-4, atol=1e-6)
 
 
+def test_the_average_of_a_bf16_model_is_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokenizer = trl_grpo_decoupled.tiny()
+    monkeypatch.setattr(trl_grpo_decoupled, "tiny", lambda: (model.bfloat16(), tokenizer))
+    trainer = build(str(tmp_path), gradient_steps=2, center_of_mass=100.0)
+    ewma, steps = trainer.proximal, [[x.detach().float() for x in trainer.model.parameters()]]
+    move = ewma.after_gradient_step
+
+    def record() -> None:
+        move()
+        steps.append([x.detach().float() for x in trainer.model.parameters()])
+
+    ewma.after_gradient_step = record  # type: ignore[method-assign]
+    trainer.train()
+    beta = 100 / 101
+    for average, parameter, zero, one, two in zip(ewma.average, ewma.module.parameters(), *steps, strict=True):
+        assert average.dtype == torch.float32
+        expected = (beta**2 * zero + beta * one + two) / (beta**2 + beta + 1)
+        torch.testing.assert_close(average, expected, rtol=1e-5, atol=1e-7)
+        assert torch.equal(parameter, average.bfloat16())
+
+
 def test_nothing_is_downloaded() -> None:
     assert trl_grpo_decoupled.os.environ["HF_HUB_OFFLINE"] == "1"
     model, tokenizer = trl_grpo_decoupled.tiny()

@@ -114,7 +114,7 @@ class NoiseScale:
 
     def add(self, parameters: Sequence[Parameter], optimizer: Optimizer, samples: int) -> None:
         """Take the gradient of one step, mean over ``samples``, before the optimiser uses it."""
-        gradient = torch.cat([x.grad.reshape(-1) for x in parameters if x.grad is not None])
+        gradient = torch.cat([x.grad.reshape(-1) for x in parameters if x.grad is not None]).float()
         if not self._window:
             self._window = {"taken": 0} | {name: torch.zeros_like(gradient) for name in self._sums}
         window = self._window

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anybatch.config.schema import PolicyConfig
 from anybatch.models.distributions import Distribution
-from anybatch.objectives import LogProbs
+from anybatch.objectives import LogProbs, check_alike, check_coefficient
 
 
 def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float | Tensor) -> Tensor:
@@ -20,9 +20,15 @@ def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float | Tensor) -> 
     Args:
         logp: (B,) log pi_theta(a|s).
         logp_proximal: (B,) log pi_prox(a|s).
-        clip: the clipping parameter epsilon.
+        clip: the clipping parameter epsilon; a tensor must broadcast against (R, 1) for (R, B) samples.
+
+    Raises:
+        TypeError: an argument is no floating-point tensor.
+        ValueError: the shapes do not fit.
     """
-    return ((torch.exp(logp - logp_proximal) - 1).abs() > clip).float().mean()
+    check_alike(logp=logp, logp_proximal=logp_proximal)
+    check_coefficient("clip", clip, logp)
+    return ((torch.exp(logp.float() - logp_proximal.float()) - 1).abs() > clip).float().mean()
 
 
 def effective_sample_size(log_weight: Tensor) -> Tensor:
@@ -33,7 +39,12 @@ def effective_sample_size(log_weight: Tensor) -> Tensor:
 
     Returns:
         (...) in (0, 1]; 1 when all weights are equal.
+
+    Raises:
+        TypeError: ``log_weight`` is no floating-point tensor.
+        ValueError: it has no axis.
     """
+    check_alike(log_weight=log_weight)
     log_weight = log_weight.double()
     weight = (log_weight - log_weight.amax(-1, keepdim=True)).exp()  # the largest is 1: no overflow, and not all vanish
     return (weight.sum(-1).square() / (weight.square().sum(-1) * weight.shape[-1])).float()
@@ -61,8 +72,16 @@ def policy_statistics(
         logp: log-probabilities of the sampled actions.
         clip: the clipping parameter epsilon.
         max_importance_ratio: cap on the importance weights.
+
+    Raises:
+        TypeError: an argument holds no floating-point tensors.
+        ValueError: the shapes do not fit.
     """
-    log_weight = logp.theta - logp.importance
+    check_alike(**{f"logp.{field.name}": getattr(logp, field.name) for field in fields(LogProbs)})
+    check_alike(policy=policy.params, proximal=proximal.params, behavior=behavior.params)
+    check_alike(**{"policy.params[..., 0]": policy.params[..., 0], "logp.theta": logp.theta})
+    check_coefficient("max_importance_ratio", max_importance_ratio, logp.theta, positive=True)
+    log_weight = logp.theta.float() - logp.importance.float()
     capped = log_weight.exp() > max_importance_ratio
     return {
         "clip_fraction": clip_fraction(logp.theta, logp.proximal, clip),
@@ -70,7 +89,7 @@ def policy_statistics(
         "kl_behavior": behavior.kl(policy).mean(),
         "importance_capped": capped.float().mean(),
         "effective_sample_size": effective_sample_size(log_weight).mean(),
-        "max_log_ratio": (logp.theta - logp.behavior).abs().max(),
+        "max_log_ratio": (logp.theta.float() - logp.behavior.float()).abs().max(),
     }
 
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from anybatch.errors import ConfigError
-from anybatch.objectives import clipped_weight
+from anybatch.objectives import check_alike, check_coefficient, check_mask, clipped_weight, known_true
 
 Level: TypeAlias = Literal["token", "sequence_product", "sequence_geometric_mean"]
 """One sample is a token, or a completion with the product or the geometric mean of its tokens' weights."""
@@ -105,12 +106,15 @@ def token_clip_loss(
 
     Raises:
         ConfigError: levels that do not go together, an advantage or a denominator that does not fit.
+        TypeError: an argument is no tensor, or of the wrong dtype.
+        ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
     ratio = weight if ratio is None else ratio
     _check_levels(ratio, weight)
-    mask = mask.bool()
+    mask = _checked_mask(mask, logp=logp, logp_proximal=logp_proximal, logp_behavior=logp_behavior)
     advantage = _advantage(advantage, mask, ratio)
     _check_denominator(denominator)
+    check_coefficient("clip", clip, logp)
     logp, prox, behav = (_zeroed(x, mask) for x in (logp, logp_proximal, logp_behavior))
     log_ratio = _aggregate(logp - prox, mask, ratio)
     log_total = _aggregate(logp.detach() - behav, mask, weight)  # theta/behav, which the bound is about
@@ -159,11 +163,14 @@ def token_kl_loss(
 
     Raises:
         ConfigError: an advantage or a denominator that does not fit.
+        TypeError: an argument is no tensor, or of the wrong dtype.
+        ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
     _check_levels(weight, weight)
-    mask = mask.bool()
+    mask = _checked_mask(mask, logp=logp, logp_behavior=logp_behavior, kl=kl)
     advantage = _advantage(advantage, mask, weight)
     _check_denominator(denominator)
+    check_coefficient("kl_coefficient", kl_coefficient, logp)
     logp, behav, kl = (_zeroed(x, mask) for x in (logp, logp_behavior, kl if kl_coefficient else torch.zeros_like(kl)))
     log_weight = _aggregate(logp - behav, mask, weight)
     bounded = _bounded(log_weight, log_weight.detach(), bound).clamp(max=_LARGEST_EXPONENT)
@@ -184,9 +191,14 @@ def importance_weights(logp: Tensor, logp_behavior: Tensor, mask: Tensor, *, wei
 
     Returns:
         (B, T) at level ``token``, else (B, 1); 0 where nothing counts.
+
+    Raises:
+        ConfigError: ``weight`` is no level.
+        TypeError: an argument is no tensor, or of the wrong dtype.
+        ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
     _check_levels(weight, weight)
-    mask = mask.bool()
+    mask = _checked_mask(mask, logp=logp, logp_behavior=logp_behavior)
     with torch.no_grad():
         log_weight = _aggregate(_zeroed(logp, mask) - _zeroed(logp_behavior, mask), mask, weight)
         bounded = torch.exp(_bounded(log_weight, log_weight, bound))
@@ -202,9 +214,14 @@ def count(mask: Tensor, level: Level) -> Tensor:
 
     Returns:
         Scalar int64; the sum over micro-batches and workers is the losses' denominator.
+
+    Raises:
+        ConfigError: ``level`` is no level.
+        TypeError: the mask is no tensor.
+        ValueError: the mask is not (B, T), or holds something else than 0 and 1.
     """
     _check_levels(level, level)
-    return _units(mask.bool(), level).sum()
+    return _units(_checked_mask(mask), level).sum()
 
 
 def _check_levels(ratio: Level, weight: Level) -> None:
@@ -218,13 +235,41 @@ def _check_levels(ratio: Level, weight: Level) -> None:
         )
 
 
+def _checked_mask(mask: Tensor, **tokens: Tensor) -> Tensor:
+    """Check the arguments of each token, and make the mask a bool one.
+
+    Raises:
+        TypeError: an argument is no tensor, or of the wrong dtype.
+        ValueError: shapes differ, or are not (B, T); a mask holds something else than 0 and 1.
+    """
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is a {type(mask).__name__}, but must be a tensor: torch.as_tensor(mask)")
+    if mask.dim() != 2:
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, but must be (B, T), the tokens of B completions")
+    counts = mask
+    if mask.dtype != torch.bool:
+        counts = mask != 0
+        if known_true(counts & (mask != 1)):  # such as weights of tokens, which would all become 1
+            raise ValueError("mask holds something else than 0 and 1, the tokens that count")
+    if tokens:
+        check_alike(**tokens)
+        check_mask("mask", counts, next(iter(tokens.values())))
+    return counts
+
+
 def _check_denominator(denominator: float | Tensor) -> None:
-    if not bool(denominator > 0):
+    if not isinstance(denominator, (float, int, Real)) and not (
+        isinstance(denominator, Tensor) and denominator.dim() == 0
+    ):
+        raise ConfigError(f"denominator is {denominator}, but must be a single number, that of the samples")
+    refused = known_true(~(denominator > 0)) if isinstance(denominator, Tensor) else not denominator > 0
+    if refused:
         raise ConfigError(f"denominator is {float(denominator)}, but must be the number of samples, above 0")
 
 
 def _advantage(advantage: Tensor, mask: Tensor, level: Level) -> Tensor:
     """(B, 1) or (B, T) in fp32."""
+    check_alike(advantage=advantage)
     if advantage.shape == mask.shape[:1]:
         return advantage.float().unsqueeze(1)
     if advantage.shape == mask.shape and level == "token":

@@ -11,8 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from anybatch.errors import ConfigError
-from anybatch.proximal import decay_of, sum_of_powers
+from anybatch.proximal import accumulate_, decay_of, full_precision, sum_of_powers
 
 try:
     from torchrl.objectives import LossModule
@@ -46,14 +49,28 @@ class EwmaUpdate(TargetNetUpdater):
         """
         if not 0 <= center_of_mass < math.inf:
             raise ConfigError(f"center_of_mass is {center_of_mass}, but must be a finite number, at least 0")
-        super().__init__(loss_module)
         self.beta = decay_of(center_of_mass)
+        super().__init__(loss_module)
+
+    def init_(self) -> None:
+        """Start the average at the present weights, which the target parameters become."""
+        super().init_()
+        names = list(self._sources.keys(True, True))
+        self._theta = [self._sources[name] for name in names]
+        self._prox = [self._targets[f"target_{name[0]}", *name[1:]] for name in names]
+        self.average: list[Tensor] = []
+        """The average of each parameter: the target itself, or an fp32 tensor of which a bf16 or fp16 one is a copy."""
+        self._follow_targets()
         self.terms = 1
 
+    @torch.no_grad()
     def step(self) -> None:
         """theta_prox <- EWMA_beta(theta)."""
+        if [(x.dtype, x.device) for x in self._prox] != self._placement:
+            self._follow_targets()
         self.terms += 1
-        super().step()
+        theta = [x.data for x in self._theta]
+        accumulate_(self.average, theta, 1 / sum_of_powers(self.beta, self.terms), self._narrow)
 
     def reset(self) -> None:
         """Re-initialise: theta_prox <- theta, w <- 1."""
@@ -61,13 +78,22 @@ class EwmaUpdate(TargetNetUpdater):
         self.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state beside that of the loss module, which holds the average."""
-        return {**super().state_dict(), "terms": self.terms}
+        """The state beside that of the loss module, which holds the average where the target is fp32."""
+        average = {"average": self.average} if self._narrow else {}
+        return {**super().state_dict(), "terms": self.terms, **average}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave."""
         super().load_state_dict(state_dict)
         self.terms = int(state_dict["terms"])
+        for x, saved in zip(self.average, state_dict.get("average", ()), strict=False):
+            x.copy_(saved)
 
-    def _step(self, p_source: Any, p_target: Any) -> None:
-        p_target.data.lerp_(p_source.data, 1 / sum_of_powers(self.beta, self.terms))
+    def _follow_targets(self) -> None:
+        """Keep the averages, in fp32 at least, where the targets are: the loss module may have been moved or cast."""
+        averages, self.average = self.average, full_precision(self._prox)
+        for x, previous in zip(self.average, averages, strict=False):  # none at the start
+            if x is not previous:
+                x.copy_(previous)
+        self._narrow = [(x, average) for x, average in zip(self._prox, self.average, strict=True) if x is not average]
+        self._placement = [(x.dtype, x.device) for x in self._prox]
