@@ -30,6 +30,10 @@ _RANGES: dict[str, Range] = {
     "env.num_envs": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
+    "observation.clip": _ABOVE_0,
+    "model.policy_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
+    "model.value_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
+    "model.gaussian.log_std": (lambda x: True, "a finite number"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
     "rollout.source.max_lag": _AT_LEAST_0,
@@ -62,6 +66,7 @@ _RANGES: dict[str, Range] = {
     "aux.clone_coefficient": _AT_LEAST_0,
 }
 _MAY_BE_INFINITE = {
+    "observation.clip",
     "policy.clip",
     "policy.max_importance_ratio",
     "reward.bound",
@@ -88,7 +93,8 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
-    time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches)
+    _check_gaussian(config)
+    time_chunks(config.env.num_envs, config.rollout.steps, config.optimizer.minibatches, config.optimizer.shuffle)
     if config.aux.enabled and config.aux.epochs:
         auxiliary_time_chunks(
             config.aux.policy_iterations, config.env.num_envs, config.rollout.steps, config.aux.minibatches_per_epoch
@@ -124,7 +130,7 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
     source = config.rollout.source
     for num_envs in sorted(set(envs_per_worker)):
         try:
-            time_chunks(num_envs, config.rollout.steps, config.optimizer.minibatches)
+            time_chunks(num_envs, config.rollout.steps, config.optimizer.minibatches, config.optimizer.shuffle)
             if config.aux.enabled and config.aux.epochs:
                 phase = (config.aux.policy_iterations, num_envs, config.rollout.steps, config.aux.minibatches_per_epoch)
                 auxiliary_time_chunks(*phase)
@@ -139,6 +145,20 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
                 f"and one of {len(envs_per_worker)} workers has {num_envs}"
             )
+
+
+def _check_gaussian(config: TrainConfig) -> None:
+    log_std, bounds = config.model.gaussian.log_std, config.model.gaussian.log_std_bounds
+    if bounds is None:
+        return
+    if not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
+        raise ConfigError(
+            f"model.gaussian.log_std_bounds is {bounds}, but must be two finite numbers, the first below the second"
+        )
+    if not bounds[0] < log_std < bounds[1]:
+        raise ConfigError(
+            f"model.gaussian.log_std is {log_std}, but must be inside model.gaussian.log_std_bounds {bounds}"
+        )
 
 
 def _check_policy(config: TrainConfig) -> None:
