@@ -23,8 +23,8 @@ class ObservationNormalizer(nn.Module):
 
     Statistics change once an iteration, by :meth:`update`, and a rollout is normalised by those that were published
     with the weights that act (:func:`rollout_normalizer`). It stores the normalised observations, so that training,
-    however late, sees the numbers that acted: on fresh data every ratio is exactly 1 at the first gradient step. It also
-    carries the moments of its raw observations, which :meth:`update` adds when the rollout is trained on. They count
+    however late, sees the numbers that acted: on fresh data every ratio is exactly 1 at the first gradient step. It
+    also carries the moments of the raw ones, which :meth:`update` adds when the rollout is trained on. They count
     samples, over all environments and data-parallel workers, so that their time scale does not depend on the batch.
 
     In a dictionary the vectors of floats are normalised and the rest passes through. F is the number of all normalised
