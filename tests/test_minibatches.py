@@ -164,7 +164,7 @@ def test_single_samples() -> None:
     numbers = torch.cat([x.action for x in dealt])
     assert [len(x) for x in dealt] == [4] * 3 and sorted(numbers.tolist()) == list(range(12))
     assert time_chunks(2, 6, 3, "samples") == 6
-    with pytest.raises(ConfigError, match="optimizer.minibatches is 5, but must divide the 12 samples"):
+    with pytest.raises(ConfigError, match=r"optimizer\.minibatches is 5, but must divide the 12 samples"):
         time_chunks(2, 6, 5, "samples")
     neighbours = sum(abs(int(a - b)) == 1 for x in dealt for a, b in zip(x.action, x.action[1:], strict=False))
     assert neighbours < 6  # of 9; trajectories would give 9

@@ -424,7 +424,7 @@ def normalized_vector(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any
     ids=["loop", "processes", "vector"],
 )
 def test_normalizing_wrappers_are_warned_about(env: Any, options: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="is wrapped in") as warned:
         made = make(EnvConfig(id=environment_id(env), options=options), 2, 0)
     made.close()
     text = " ".join(str(one.message) for one in warned)

@@ -92,30 +92,38 @@ class ObservationNormalizer(nn.Module):
 
     def shift_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
         """The mean, and 1 over the standard deviation, float32 (F,), or (R, 1, F); 0 and 1 without statistics."""
-        mean, count = self.mean.cpu(), self.count.cpu()
-        scale = (self.squares.cpu() / count.clamp(min=1) + _EPSILON).rsqrt()
-        scale = torch.where(count > 0, scale, 1.0)
-        shape = mean.shape if mean.dim() == 1 else (len(mean), 1, mean.shape[-1])
-        return mean.float().view(shape).numpy(), scale.float().view(shape).numpy()
+        count, mean, squares = (buffer.cpu().numpy() for buffer in (self.count, self.mean, self.squares))
+        scale = np.where(count > 0, 1 / np.sqrt(squares / np.maximum(count, 1) + _EPSILON), 1.0)
+        shape = mean.shape if mean.ndim == 1 else (len(mean), 1, mean.shape[-1])
+        return mean.astype(np.float32).reshape(shape), scale.astype(np.float32).reshape(shape)
 
     def normalize(self, observation: EnvObservation) -> EnvObservation:
         """Normalise observations (B, ...) by the present statistics; without any they stay as they are."""
-        return self.shifted(observation, *self.shift_and_scale())
+        return _Shift(self)(observation)
 
-    def shifted(self, observation: EnvObservation, shift: np.ndarray, scale: np.ndarray) -> EnvObservation:
-        """Normalise observations by numbers from :meth:`shift_and_scale`."""
 
-        def one(array: np.ndarray, shape: tuple[int, ...], place: slice) -> np.ndarray:
-            x = flat(array, shape) - shift[..., place]
-            x *= scale[..., place]
-            np.minimum(x, self.clip, out=x)
-            np.maximum(x, -self.clip, out=x)
-            return x.reshape(array.shape)
+class _Shift:
+    """The function of an :class:`ObservationNormalizer` with its statistics as they were when this was made."""
 
+    def __init__(self, normalizer: ObservationNormalizer) -> None:
+        shift, scale = normalizer.shift_and_scale()
+        self._low, self._high = np.array(-normalizer.clip, np.float32), np.array(normalizer.clip, np.float32)
+        self._numbers = {
+            key: (shape, shift[..., place], scale[..., place]) for key, (shape, place) in normalizer.entries.items()
+        }
+
+    def __call__(self, observation: EnvObservation) -> EnvObservation:
+        numbers = self._numbers
         if not isinstance(observation, dict):
-            return one(observation, *self.entries[None])
-        entries = self.entries
-        return {k: one(x, *entries[k]) if k in entries else x for k, x in observation.items()}
+            return self._one(observation, *numbers[None])
+        return {key: self._one(x, *numbers[key]) if key in numbers else x for key, x in observation.items()}
+
+    def _one(self, array: np.ndarray, shape: tuple[int, ...], shift: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        x = flat(array, shape) - shift
+        np.multiply(x, scale, out=x)
+        np.minimum(x, self._high, out=x)
+        np.maximum(x, self._low, out=x)
+        return x if len(shape) == 1 else x.reshape(array.shape)
 
 
 class RolloutNormalizer(Protocol):
@@ -157,25 +165,28 @@ class _Normalizing:
 
     def __init__(self, normalizer: ObservationNormalizer, steps: int, num_envs: int) -> None:
         mean = normalizer.mean
-        self._normalizer = normalizer
+        self._entries = normalizer.entries
         self._raw = np.empty((steps, *mean.shape[:-1], num_envs, mean.shape[-1]), dtype=np.float32)
-        self._shift, self._scale = normalizer.shift_and_scale()
-        self._first = normalizer.empty(len(mean) if mean.dim() > 1 else None)
-        self._has_statistics = bool((normalizer.count > 0).all())
+        self._shift = _Shift(normalizer)
+        started = bool((normalizer.count > 0).all())
+        self._first = None if started else normalizer.empty(len(mean) if mean.dim() > 1 else None)
 
     def step(self, t: int, observation: EnvObservation) -> EnvObservation:
         raw = self._raw[t]
-        for key, (shape, place) in self._normalizer.entries.items():
-            raw[..., place] = flat(observation[str(key)] if isinstance(observation, dict) else observation, shape)
-        if not self._has_statistics:
+        if not isinstance(observation, dict):
+            raw[...] = flat(observation, self._entries[None][0])
+        else:
+            for key, (shape, place) in self._entries.items():
+                raw[..., place] = flat(observation[str(key)], shape)
+        if self._first is not None:
             observations = torch.from_numpy(raw).double()
             mean, var = observations.mean(-2), observations.var(-2, correction=0)
             self._first.add(mean, var, torch.tensor(float(raw.shape[-2]), dtype=torch.float64))
-            self._shift, self._scale = self._first.shift_and_scale()
-        return self(observation)
+            self._shift = _Shift(self._first)
+        return self._shift(observation)
 
     def __call__(self, observation: EnvObservation) -> EnvObservation:
-        return self._normalizer.shifted(observation, self._shift, self._scale)
+        return self._shift(observation)
 
     def moments(self) -> Tensor:
         mean = self._raw.mean(0, dtype=np.float64)
