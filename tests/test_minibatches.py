@@ -155,3 +155,16 @@ def check_equal(a: Minibatch, b: Minibatch) -> None:
     for name, x in vars(a).items():
         y = getattr(b, name)
         assert all(torch.equal(x[key], y[key]) for key in x) if isinstance(x, dict) else torch.equal(x, y), name
+
+
+def test_single_samples() -> None:
+    dealt = list(shuffled(numbered(2, 6), 3, generator(), "samples"))
+    for minibatch in dealt:
+        check_rows_belong_together(minibatch)
+    numbers = torch.cat([x.action for x in dealt])
+    assert [len(x) for x in dealt] == [4] * 3 and sorted(numbers.tolist()) == list(range(12))
+    assert time_chunks(2, 6, 3, "samples") == 6
+    with pytest.raises(ConfigError, match=r"optimizer\.minibatches is 5, but must divide the 12 samples"):
+        time_chunks(2, 6, 5, "samples")
+    neighbours = sum(abs(int(a - b)) == 1 for x in dealt for a, b in zip(x.action, x.action[1:], strict=False))
+    assert neighbours < 6  # of 9; trajectories would give 9

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -135,13 +135,19 @@ def deal(chunks: int, minibatches: int, generator: Generators) -> tuple[Tensor, 
     return torch.stack(orders).chunk(minibatches, dim=-1)
 
 
-def shuffled(batch: Batch, minibatches: int, generator: Generators) -> Iterator[Minibatch]:
+def shuffled(
+    batch: Batch,
+    minibatches: int,
+    generator: Generators,
+    of: Literal["trajectories", "samples"] = "trajectories",
+) -> Iterator[Minibatch]:
     """Deal all samples of a batch out to equal minibatches, each sample exactly once, in random order.
 
     Args:
         batch: (N, T, ...) data.
         minibatches: their number M; N*T/M samples each.
         generator: of the random order.
+        of: whether trajectories stay together, as far as they are not cut into chunks, or samples are dealt singly.
 
     Yields:
         M minibatches.
@@ -150,7 +156,7 @@ def shuffled(batch: Batch, minibatches: int, generator: Generators) -> Iterator[
         ConfigError: the samples cannot be divided equally.
     """
     *runs, num_envs, steps = batch.advantage.shape
-    chunks = time_chunks(num_envs, steps, minibatches)
+    chunks = time_chunks(num_envs, steps, minibatches, of)
     order = torch.stack(deal(num_envs * chunks, minibatches, generator)).to(batch.advantage.device)
 
     def gather(tensor: Tensor, index: Tensor) -> Tensor:

@@ -93,10 +93,21 @@ def scheduled(initial: float, schedule: str, fraction: float) -> float:
     return initial * max(0.0, 1 - fraction) if schedule == "linear" else initial
 
 
-def clip_gradients_(parameters: list[Parameter], max_norm: float | None) -> None:
-    """Scale gradients in place so that their joint norm is at most ``max_norm``; None leaves them."""
-    if max_norm is not None:
+def clip_gradients_(parameters: list[Parameter], max_norm: float | None, *, run_axis: bool = False) -> None:
+    """Scale gradients in place so that their joint norm is at most ``max_norm``; None leaves them.
+
+    With ``run_axis`` parameters are (R, ...), and each of R stacked runs has a norm of its own.
+    """
+    if max_norm is None:
+        return
+    if not run_axis:
         torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return
+    gradients = [x.grad for x in parameters if x.grad is not None]
+    norm = torch.stack([x.flatten(1).norm(dim=1) for x in gradients]).norm(dim=0)
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # the epsilon of clip_grad_norm_
+    for gradient in gradients:
+        gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
 
 
 def drop_gradients(parameters: list[Parameter]) -> None:

@@ -48,6 +48,12 @@ class Learner:
         """Most samples in one forward-backward pass, by the configuration or the device."""
         return self.config.micro_batch or (2048 if self.on_gpu else 256)
 
+    def update_observation_normalizer(self, moments: Tensor) -> None:
+        """Add a rollout's moments (N, 2, F) to the statistics that the next one is normalised with."""
+        normalizer = self.agent.observation_normalizer
+        assert normalizer is not None
+        normalizer.update(moments, self.config.rollout.steps)
+
     @property
     def device(self) -> torch.device:
         """Device of the networks."""
@@ -100,7 +106,7 @@ def _epochs(
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     losses_of = fused(losses_of) if config.compile else losses_of
     for epoch in range(epochs):
-        for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle):
+        for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle, config.optimizer.shuffle):
             for part in minibatch.micro_batches(learner.micro_batch):  # bounds memory; the gradients add up to the same
                 check_interrupt_if_single_worker(learner.interrupts)
                 weight = len(part) / len(minibatch)
@@ -111,7 +117,7 @@ def _epochs(
             mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
             if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
                 learner.noise.add(parameters, optimizer, round(config.optimization_batch))
-            clip_gradients_(parameters, config.optimizer.max_grad_norm)
+            clip_gradients_(parameters, config.optimizer.max_grad_norm, run_axis=batch.advantage.dim() > 2)
             optimizer.step()
             drop_gradients(parameters)
             if group != "value":

@@ -93,6 +93,8 @@ def training_loop(run: LoopRun, components: Components) -> None:
         learner.optimizers.set_progress(run.progress)
         rollout = _sample(components.source, run.iteration)
         timer.end("sampling")
+        if rollout.observation_moments is not None:
+            learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
         optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)

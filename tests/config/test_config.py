@@ -252,7 +252,7 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
             assert fields.get(config, name) == value, name
     # every other field of these sections is named above
     named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
-    beside = {"policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
+    beside = {"optimizer.shuffle", "policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
     sections = ("optimizer.", "policy.", "advantage.", "reward.")
     assert {name for name in fields.names() if name.startswith(sections)} <= named | beside
     assert validate(config) is config
@@ -265,7 +265,7 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
 def test_presets_take_environment_and_changes() -> None:
     config = ppg_ewma(ENV, num_envs=2, center_of_mass=3.0, aux_epochs=1)
     assert (config.env.id, config.env.num_envs, config.policy.center_of_mass, config.aux.epochs) == (ENV, 2, 3.0, 1)
-    assert set(PRESETS) == {"ppo", "ppo-ewma", "ppg", "ppg-ewma"}
+    assert set(PRESETS) == {"ppo", "ppo-ewma", "ppg", "ppg-ewma", "ppo-mujoco", "ppo-ewma-mujoco"}
     with pytest.raises(ConfigError, match="num_env is not a field"):
         ppo(ENV, num_env=3)
 
@@ -285,6 +285,10 @@ BAD: dict[str, list[Any]] = {
     "rollout.source.max_lag": [-1],
     "rollout.source.ray_workers": [-1],
     "env.step_timeout": [0.0, -1.0, math.nan],
+    "observation.clip": [0.0, -1.0, math.nan],
+    "model.policy_gain": [-0.1, math.nan, math.inf],
+    "model.value_gain": [-0.1, math.nan, math.inf],
+    "model.gaussian.log_std": [math.nan, math.inf],
     "reward.return_discount": [-0.1, 1.0, 1.5, math.nan],
     "reward.bound": [0.0, -1.0, math.nan],
     "advantage.discount": [-0.5, 1.01, math.nan, math.inf],
@@ -314,6 +318,9 @@ GOOD: dict[str, list[Any]] = {
     "checkpoint_seconds": [0.0, math.inf],
     "reward.return_discount": [0.0, 0.999],
     "reward.bound": [math.inf],
+    "observation.clip": [math.inf],
+    "model.policy_gain": [0.0, None],
+    "model.gaussian.log_std_bounds": [(-5.0, 2.0), None],
     "advantage.discount": [0.0, 1.0],
     "advantage.gae_lambda": [0.0, 1.0],
     "advantage.span": [1.0, 1000.0],

@@ -202,7 +202,8 @@ def replay_as_one(config: TrainConfig, out: str, ranks: list[dict[str, Any]]) ->
             _join_pieces(parts.auxiliary.store, parts_of, starts)
         return made[0]
 
-    def shuffled_together(batch: Batch, minibatches: int, _: torch.Generator) -> Iterator[Minibatch]:
+    def shuffled_together(batch: Batch, minibatches: int, _: torch.Generator, of: str) -> Iterator[Minibatch]:
+        assert of == "trajectories"
         apart = [
             shuffled(_slice(batch, start, count), minibatches, generator)
             for start, count, generator in zip(starts, parts_of, dealers["shuffle"], strict=True)

@@ -77,6 +77,7 @@ CASES: dict[str, tuple[int, TrainConfig]] = {
     "ppo-ewma, 2 x 2": (2, small(envs=4, policy_epochs=2, value_epochs=2)),
     "ppo-ewma, 4 x 1": (4, small(envs=4)),
     "ppg-ewma, 2 + 2 + 1": (3, small("ppg-ewma", envs=5, span=3.0)),
+    "normalised observations, 3 + 2": (2, small(envs=5, **{"observation.normalize": True})),
     "separate epochs, 3 + 2, clipped": (2, small("ppg-ewma", envs=5, value_epochs=2, max_grad_norm=0.1)),
 }
 

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers.vector import NormalizeReward as NormalizeRewards
 
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import derive_seeds
@@ -405,3 +407,27 @@ class TestGymIds:
         for name in ("ALE/Pong-v5", "Pong-v5"):
             with pytest.raises(ConfigError, match="'envpool:Pong-v5'"):
                 make(EnvConfig(id=name), 1, 0)
+
+
+def normalized() -> gymnasium.Env[Any, Any]:
+    return NormalizeReward(gymnasium.wrappers.TimeLimit(NormalizeObservation(Copying()), 9))
+
+
+def normalized_vector(num_envs: int) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    makers = [lambda: NormalizeObservation(Copying())] * num_envs
+    return NormalizeRewards(SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP))
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [(normalized, {}), (normalized, {"vectorization": "async"}), (normalized_vector, {})],
+    ids=["loop", "processes", "vector"],
+)
+def test_normalizing_wrappers_are_warned_about(env: Any, options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="is wrapped in") as warned:
+        made = make(EnvConfig(id=environment_id(env), options=options), 2, 0)
+    made.close()
+    text = " ".join(str(one.message) for one in warned)
+    assert "NormalizeObservation" in text and "set observation.normalize true" in text
+    assert "NormalizeReward" in text and "set reward.normalize true" in text
+    assert len([one for one in warned if "is wrapped in" in str(one.message)]) == 2

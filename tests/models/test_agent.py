@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from anybatch.config.schema import ModelConfig
+from anybatch.config.schema import GaussianConfig, ModelConfig
 from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
@@ -146,6 +146,34 @@ def test_gaussian_policy() -> None:
     assert agent.action_spec.to_env(action).shape == (4, 2, 3)
     distribution.log_prob(action).sum().backward()
     assert agent.policy.head.log_std.grad.abs().sum() > 0  # type: ignore[union-attr, operator]
+
+
+def test_orthogonal_gains() -> None:
+    config = ModelConfig(options={"width": 8, "gain": 2.0}, policy_gain=0.01, value_gain=1.0)
+    agent = build_agent(config, VECTOR, gym.spaces.Box(-2, 2, (3,)))
+    weights = [agent.policy.encoder.layers[2].weight, agent.policy.head.mean.weight, agent.value_head.weight]  # type: ignore[index, union-attr]
+    for weight, gain in zip(weights, (2.0, 0.01, 1.0), strict=True):
+        product = weight @ weight.T  # type: ignore[operator]
+        torch.testing.assert_close(product, gain**2 * torch.eye(len(product)), rtol=1e-4, atol=1e-5 * gain**2)
+    discrete = build_agent(config, VECTOR, ACTIONS).policy.head.weight
+    torch.testing.assert_close(discrete.T @ discrete, 0.01**2 * torch.eye(8), rtol=1e-4, atol=1e-8)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("std", ["parameter", "network"])
+def test_standard_deviations_start_where_they_should_and_stay_bounded(std: str) -> None:
+    gaussian = GaussianConfig(std=std, log_std=-1.0, log_std_bounds=(-3.0, 0.0))  # type: ignore[arg-type]
+    agent = build_agent(ModelConfig(gaussian=gaussian), VECTOR, gym.spaces.Box(-2, 2, (3,)))
+    params = agent.policy(torch.zeros(1, 5))
+    torch.testing.assert_close(params[:, 3:], torch.full((1, 3), -1.0))
+    other = agent.policy(torch.ones(1, 5))[:, 3:]
+    assert torch.equal(other, params[:, 3:]) == (std == "parameter")
+    log_std = agent.policy.head.log_std
+    with torch.no_grad():
+        (log_std.bias if std == "network" else log_std).add_(3.0)  # type: ignore[operator, union-attr]
+    high = agent.policy(torch.zeros(1, 5))[:, 3:]
+    assert -0.2 < float(high.min()) <= float(high.max()) < 0
+    high.sum().backward()  # the gradient leads back
+    assert float((log_std.bias if std == "network" else log_std).grad.abs().min()) > 0.01  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("architecture", ["shared", "dual"])

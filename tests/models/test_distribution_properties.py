@@ -14,6 +14,7 @@ from torch import Tensor
 from torch import distributions as reference
 
 from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussian, MultiCategorical
+from anybatch.models.squashed import TanhGaussian
 
 SIZE = 6
 FEW = settings(max_examples=40, deadline=None)
@@ -31,6 +32,8 @@ MAKERS: dict[str, Callable[[Tensor], Any]] = {
     "bernoulli": Bernoulli,
     "gaussian": lambda p: DiagonalGaussian(p, (3, 1)),
 }
+GAUSSIANS = ("gaussian", "squashed")
+ALL = {**MAKERS, "squashed": lambda p: TanhGaussian(p, (3, 1))}
 
 
 def torch_version(name: str, p: Tensor) -> list[tuple[Any, Callable[[Tensor], Tensor]]]:
@@ -61,17 +64,17 @@ def test_agrees_with_torch(name: str, data: st.DataObject) -> None:
     torch.testing.assert_close(ours.kl(MAKERS[name](q)), kl, **tolerance)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ALL)
 @FEW
 @given(data=st.data())
 def test_kl_is_a_divergence_and_all_is_finite(name: str, data: st.DataObject) -> None:
-    bound = 10.0 if name == "gaussian" else 1e4
+    bound = 10.0 if name in GAUSSIANS else 1e4
     p = data.draw(params(bound))
-    q = p.roll(1, -1) if name != "gaussian" else p * 0.9
-    mine, theirs = MAKERS[name](p), MAKERS[name](q)
+    q = p.roll(1, -1) if name not in GAUSSIANS else p * 0.9
+    mine, theirs = ALL[name](p), ALL[name](q)
     action = mine.sample(torch.Generator().manual_seed(0))
     assert (mine.kl(theirs) >= 0).all()
-    assert (mine.kl(MAKERS[name](p.clone())) == 0).all()
+    assert (mine.kl(ALL[name](p.clone())) == 0).all()
     for value in (mine.log_prob(action), mine.log_prob(mine.mode()), mine.entropy(), mine.kl(theirs)):
         assert value.shape == p.shape[:-1]
         assert torch.isfinite(value).all()

@@ -184,7 +184,7 @@ def test_custom_encoder() -> None:
         ("resnet", {}, r"model\.encoder is 'resnet', but must be auto, impala, nature, mlp or import"),
         ("impala", {}, r"model\.encoder is impala, which needs images"),
         ("nature", {}, r"model\.encoder is nature, which needs images"),
-        ("mlp", {"widht": 3}, r"'widht', which the encoder does not take; it takes depth, width"),
+        ("mlp", {"widht": 3}, r"'widht', which the encoder does not take; it takes depth, gain, width"),
         ("mlp", {"width": 0}, r"model\.options width is 0"),
         ("mlp", {"depth": 1.5}, r"model\.options depth is 1\.5"),
         ("no.such.module:Thing", {}, r"model\.encoder is 'no\.such\.module:Thing', which cannot be imported"),
@@ -208,7 +208,9 @@ def test_dictionary_options_go_where_they_fit() -> None:
     space = gym.spaces.Dict({"image": HWC, "vector": VECTOR})
     encoder = build("nature", space, depth=1, out_features=9)
     assert encoder.out_features == 9 + 64
-    with pytest.raises(ConfigError, match=r"'scale', which the encoder does not take; it takes depth, out_features"):
+    with pytest.raises(
+        ConfigError, match=r"'scale', which the encoder does not take; it takes depth, gain, out_features"
+    ):
         build("auto", space, scale=1)
     with pytest.raises(ConfigError, match="empty Dict"):
         build("auto", gym.spaces.Dict({}))

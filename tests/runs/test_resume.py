@@ -57,6 +57,7 @@ def small(preset: Callable[..., TrainConfig] = ppo, *, iterations: int = 6, **ch
     return override(config, changes)
 
 
+NORMALIZED = {"env.id": "gym:Pendulum-v1", "observation.normalize": True}
 VARIANTS: dict[str, TrainConfig] = {
     "ppo": small(),
     "ppo-ewma": small(ppo_ewma),
@@ -70,6 +71,8 @@ VARIANTS: dict[str, TrainConfig] = {
     "separate-epochs": small(ppo_ewma, policy_epochs=1, value_epochs=2, architecture="dual", objective="kl"),
     "span-schedule-sgd": small(span=5.0, schedule="linear", optimizer={"kind": "sgd", "sgd_momentum": 0.9}),
     "box-actions": small(**{"env.id": "gym:Pendulum-v1"}),
+    "normalised, clipped, shuffled": small(**{**NORMALIZED, "max_grad_norm": 0.5, "optimizer.shuffle": "samples"}),
+    "normalised, delayed": small(ppo_ewma, **{**NORMALIZED, "rollout.source": {"kind": "delayed", "delay": 2}}),
 }
 
 

@@ -80,11 +80,13 @@ def test_max_lag_0_is_the_synchronous_run(deterministic: bool, tmp_path: Path) -
     assert differences(learned(tmp_path / "sync"), learned(tmp_path / "async")) == []
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("lag", [1, 3])
-def test_the_deterministic_schedule_is_that_of_a_delay(lag: int, tmp_path: Path) -> None:
-    train(asynchronous(lag), tmp_path / "async", seed=2, quiet=True)
+def test_the_deterministic_schedule_is_that_of_a_delay(lag: int, normalize: bool, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"observation.normalize": normalize}
+    train(asynchronous(lag, **changes), tmp_path / "async", seed=2, quiet=True)
     # a delay's warm-up counts at once, so that its run needs as many more environment steps for as many iterations
-    delayed = small(ppo_ewma, iterations=6 + lag, **{"rollout.source": {"kind": "delayed", "delay": lag}})
+    delayed = small(ppo_ewma, iterations=6 + lag, **{"rollout.source": {"kind": "delayed", "delay": lag}, **changes})
     train(delayed, tmp_path / "delayed", seed=2, quiet=True)
     counted = {"env_steps", "episodes", "mean_episode_return", "mean_episode_return_400", "mean_episode_length"}
     a, b = (

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from anybatch.config.schema import ModelConfig
+from anybatch.config.schema import GaussianConfig, ModelConfig
 from anybatch.envs.gymnasium_vector import GymnasiumVector
 from anybatch.errors import ConfigError, DivergenceError, EnvError
 from anybatch.models.agent import Agent, build_agent
@@ -93,6 +93,26 @@ def test_same_parameters_and_actions(observations: gym.Space[Any], actions: gym.
         with torch.no_grad():  # an optimiser's step is seen
             for parameter in live.policy.parameters():
                 parameter.mul_(1.5)
+
+
+@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("std", ["parameter", "network"])
+def test_gaussian_policies_act_alike(std: str, squash: bool) -> None:
+    gaussian = GaussianConfig(std=std, log_std=-0.3, log_std_bounds=(-1.0, 0.5), squash=squash)  # type: ignore[arg-type]
+    live = agent(VECTOR, spaces.Box(-2, 3, (2,)), gaussian=gaussian)
+    policy = NumpyPolicy.of(live.policy, 50)
+    assert policy is not None
+    observation, noise = draw(VECTOR, 50), live.action_spec.noise((50,), torch.Generator().manual_seed(1))
+    params, action = policy(observation, noise.numpy())
+    with torch.no_grad():
+        expected = live.policy(torch.from_numpy(observation))
+    torch.testing.assert_close(torch.from_numpy(params), expected)
+    log_std = expected[:, 2:]
+    assert bool((log_std > -1).all() and (log_std < 0.5).all()) and (len(log_std.unique()) > 2) == (std == "network")
+    sent = live.action_spec.array_to_env(action)
+    np.testing.assert_allclose(sent, live.action_spec.to_env(torch.from_numpy(action)), rtol=1e-6)
+    inside = 0.5 + 2.5 * np.tanh(action) if squash else np.clip(0.5 + 2.5 * action, -2, 3)
+    np.testing.assert_allclose(sent, inside, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("actions", ACTIONS, ids=str)

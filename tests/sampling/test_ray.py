@@ -148,7 +148,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
     return ray
 
 
-def config(ray_workers: int, max_lag: int = 1) -> TrainConfig:
+def config(ray_workers: int, max_lag: int = 1, **changes: Any) -> TrainConfig:
     return ppo_ewma(
         "gym:CartPole-v1",
         num_envs=ENVS,
@@ -165,6 +165,7 @@ def config(ray_workers: int, max_lag: int = 1) -> TrainConfig:
                 "ray_workers": ray_workers,
             }
         },
+        **changes,
     )
 
 
@@ -175,19 +176,26 @@ def drift(parts: Components, iteration: int) -> None:
             weight.add_(0.01 * (iteration + 1))
 
 
+def learn_statistics(parts: Components, rollout: Rollout) -> None:
+    if rollout.observation_moments is not None:
+        parts.learner.update_observation_normalizer(rollout.observation_moments)
+
+
 def rollouts(parts: Components, iterations: range) -> list[Rollout]:
     taken = []
     for iteration in iterations:
         taken.append(parts.source.next(iteration))
+        learn_statistics(parts, taken[-1])
         drift(parts, iteration)
     return taken
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("max_lag", [0, 1, 3])
-def test_one_worker_gives_the_same_bits_as_a_thread(max_lag: int, ray: Ray) -> None:
+def test_one_worker_gives_the_same_bits_as_a_thread(max_lag: int, normalize: bool, ray: Ray) -> None:
     found = []
     for workers in (0, 1):
-        parts = build(config(workers, max_lag), 7)
+        parts = build(config(workers, max_lag, **{"observation.normalize": normalize}), 7)
         found.append([rollout.state_dict() for rollout in rollouts(parts, range(6))])
         assert parts.source.drain().env_steps == 6 * ENVS * STEPS
         assert parts.source.close()

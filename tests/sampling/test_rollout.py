@@ -82,6 +82,8 @@ class Counter:
 class Linear:
     """V(n, k, e) = 100 n + 10 e + k, and logits (0, k)."""
 
+    observation_normalizer = None
+
     def __call__(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         k = observation[:, 1]
         return torch.stack([torch.zeros_like(k), k], dim=-1), self.value(observation)

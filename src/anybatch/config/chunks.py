@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from anybatch.errors import ConfigError
 
 _ENOUGH_MINIBATCHES = 4
 
 
-def time_chunks(num_envs: int, steps: int, minibatches: int) -> int:
+def time_chunks(
+    num_envs: int, steps: int, minibatches: int, shuffle: Literal["trajectories", "samples"] = "trajectories"
+) -> int:
     """Smallest number of pieces per trajectory that gives every minibatch equally many pieces.
 
     It is 1 (whole trajectories) if ``minibatches`` divides ``num_envs``, and 8 pieces of 32 steps for 1 environment,
-    256 steps and 8 minibatches.
+    256 steps and 8 minibatches. Samples that are shuffled one by one are pieces of 1 step.
 
     Raises:
         ConfigError: the pieces would not have equal length.
     """
+    if shuffle == "samples":
+        if num_envs * steps % minibatches:
+            raise ConfigError(
+                f"optimizer.minibatches is {minibatches}, but must divide the {num_envs * steps} samples of "
+                f"{num_envs} environments and {steps} steps"
+            )
+        return steps
     what = f"optimizer.minibatches {minibatches} cannot divide {num_envs} environments"
     return _fewest(num_envs, steps, minibatches, what, "optimizer.minibatches that divide env.num_envs")
 

@@ -17,6 +17,7 @@ from anybatch.errors import ConfigError
 T = TypeVar("T")
 
 SHORT = {
+    "clip": "policy.clip",
     "discount": "advantage.discount",
     "minibatches": "optimizer.minibatches",
     "step_size": "optimizer.step_size",

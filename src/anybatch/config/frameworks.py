@@ -146,6 +146,8 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
         yield f"rollout.source {config.rollout.source.kind}: no counterpart; it samples and trains in turns"
     if config.reward.normalize:
         yield "reward.normalize: wrap the environments (VecNormalize, NormalizeReward, a connector)"
+    if config.observation.normalize:
+        yield "observation.normalize: wrap the environments (VecNormalize, NormalizeObservation, a connector)"
 
 
 # ---------------------------------------------------------------- Stable-Baselines3
@@ -203,6 +205,9 @@ _SB3_KNOWN = (
     Row("total_timesteps", "total_env_steps"),
     Row("betas", "optimizer.adam_betas"),
     Row("eps", "optimizer.adam_eps"),
+    Row("log_std_init", "model.gaussian.log_std"),
+    Row("norm_obs", "observation.normalize"),
+    Row("clip_obs", "observation.clip"),
     Row("clip_range_vf", meaning=_NO_VALUE_CLIPPING),
     Row("target_kl", meaning=_NO_EARLY_STOP),
 )

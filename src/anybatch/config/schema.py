@@ -31,6 +31,30 @@ class EnvConfig:
 
 
 @dataclass(frozen=True)
+class ObservationConfig:
+    """Observation normalisation: vectors are shifted and scaled by the mean and standard deviation of those so far."""
+
+    normalize: bool = False
+    """Normalise observations that are vectors of floats; images and integers stay as they are."""
+    clip: float = 10.0
+    """Normalised observations are clipped to plus or minus this."""
+
+
+@dataclass(frozen=True)
+class GaussianConfig:
+    """Gaussian policy of continuous actions, in units where 1 is half the range of a bounded action."""
+
+    std: Literal["parameter", "network"] = "parameter"
+    """Standard deviations that are parameters, the same in every state, or outputs of the policy network."""
+    log_std: float = 0.0
+    """Initial logarithm of the standard deviations."""
+    log_std_bounds: tuple[float, float] | None = None
+    """Smooth bounds of the logarithm, low and high; None sets none."""
+    squash: bool = False
+    """Map actions into their range by tanh, with its exact log-probability; else the environment gets them clipped."""
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Policy and value networks."""
 
@@ -39,7 +63,12 @@ class ModelConfig:
     architecture: Literal["shared", "dual", "detach"] = "shared"
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
-    """Arguments of the encoder, as pairs: width 64 depth 2 for mlp."""
+    """Arguments of the encoder, as pairs: width 64 depth 2 gain 1.4 for mlp."""
+    policy_gain: float | None = None
+    """Gain of the policy head's orthogonal initialisation; None gives each output weights of norm 0.1."""
+    value_gain: float | None = None
+    """Gain of the value head's orthogonal initialisation; None gives it weights of norm 0.1."""
+    gaussian: GaussianConfig = field(default_factory=GaussianConfig)
 
 
 @dataclass(frozen=True)
@@ -144,6 +173,8 @@ class OptimizerConfig:
     """Maximum norm of the gradient; None, as in the paper, does not clip."""
     minibatches: int = 8
     """Minibatches, that is gradient steps, per epoch."""
+    shuffle: Literal["trajectories", "samples"] = "trajectories"
+    """Minibatches of whole trajectories, or equal chunks of them, as in the paper; or of single samples."""
     policy_epochs: int = 1
     """Passes over an iteration's data for the policy: E in PPO, E_pi in PPG."""
     value_epochs: int = 1
@@ -216,6 +247,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     """Checkpoints kept in the run folder."""
     env: EnvConfig = field(default_factory=EnvConfig)
+    observation: ObservationConfig = field(default_factory=ObservationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -30,6 +30,10 @@ _RANGES: dict[str, Range] = {
     "env.num_envs": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
+    "observation.clip": _ABOVE_0,
+    "model.policy_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
+    "model.value_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
+    "model.gaussian.log_std": (lambda x: True, "a finite number"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
     "rollout.source.max_lag": _AT_LEAST_0,
@@ -62,6 +66,7 @@ _RANGES: dict[str, Range] = {
     "aux.clone_coefficient": _AT_LEAST_0,
 }
 _MAY_BE_INFINITE = {
+    "observation.clip",
     "policy.clip",
     "policy.max_importance_ratio",
     "reward.bound",
@@ -88,6 +93,7 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
+    _check_gaussian(config)
     _check_minibatches(config, config.env.num_envs)
     _check_policy(config)
     _check_source(config)
@@ -128,9 +134,23 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
 
 def _check_minibatches(config: TrainConfig, num_envs: int) -> None:
     steps, aux = config.rollout.steps, config.aux
-    time_chunks(num_envs, steps, config.optimizer.minibatches)
+    time_chunks(num_envs, steps, config.optimizer.minibatches, config.optimizer.shuffle)
     if aux.enabled and aux.epochs:
         auxiliary_time_chunks(aux.policy_iterations, num_envs, steps, aux.minibatches_per_epoch)
+
+
+def _check_gaussian(config: TrainConfig) -> None:
+    log_std, bounds = config.model.gaussian.log_std, config.model.gaussian.log_std_bounds
+    if bounds is None:
+        return
+    if not all(map(math.isfinite, bounds)) or bounds[0] >= bounds[1]:
+        raise ConfigError(
+            f"model.gaussian.log_std_bounds is {bounds}, but must be two finite numbers, the first below the second"
+        )
+    if not bounds[0] < log_std < bounds[1]:
+        raise ConfigError(
+            f"model.gaussian.log_std is {log_std}, but must be inside model.gaussian.log_std_bounds {bounds}"
+        )
 
 
 def _check_policy(config: TrainConfig) -> None:

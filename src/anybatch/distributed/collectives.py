@@ -128,11 +128,30 @@ def moments_of(*values: Tensor, run_axis: bool = False) -> list[tuple[Tensor, Te
     return [_pooled(*column.unbind(-1)) for column in columns]
 
 
+def pooled_moments(mean: Tensor, var: Tensor, count: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments of the vectors of all workers, from those of each; float64 on the CPU.
+
+    Args:
+        mean: (F,) of this worker's vectors; other leading axes only without other workers.
+        var: their population variances, of the same shape.
+        count: their number.
+
+    Returns:
+        Mean, population variance and number of all.
+    """
+    if not is_distributed():
+        return mean, var, torch.tensor(float(count), dtype=torch.float64)
+    rows = torch.tensor(_rows([float(count), *mean.tolist(), *var.tolist()]), dtype=torch.float64)
+    counts, means, variances = rows.split([1, len(mean), len(var)], dim=1)
+    pooled, variance, total = _pooled(means, variances, counts)
+    return pooled, variance, total.squeeze(0)
+
+
 def _pooled(mean: Tensor, var: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Combine the moments of W groups, each (W,), into those of all their values."""
-    total = count.sum()
-    pooled = (count * mean).sum() / total
-    return pooled, (count * (var + (mean - pooled).square())).sum() / total, total
+    """Combine the moments of W groups, each (W, ...), into those of all their values."""
+    total = count.sum(0)
+    pooled = (count * mean).sum(0) / total
+    return pooled, (count * (var + (mean - pooled).square())).sum(0) / total, total
 
 
 def mean_over_workers(values: Mapping[str, float], weight: float) -> dict[str, float]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
 
 from anybatch.errors import EnvError
 
+_NORMALIZERS = {"NormalizeObservation": "observation.normalize", "NormalizeReward": "reward.normalize"}
 _UNPACKING = "values to unpack"  # in Python's message if a wrapper around the environment expects another number
 
 
@@ -45,6 +48,28 @@ def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any
     raise EnvError(_step_sentence(env_id, what))
 
 
+def warn_about_normalizers(env: Any, env_id: str) -> None:
+    """Warn once if a wrapper around an environment, or around a vector of them, normalises by running statistics."""
+    layers = list(_layers(env))
+    layers += _layers(getattr(layers[-1], "envs", [None])[0])
+    for layer in layers:
+        names = {kind.__name__ for kind in type(layer).__mro__}
+        for name, field in _NORMALIZERS.items():
+            if name in names:
+                warnings.warn(
+                    f"{env_id} is wrapped in {name}, whose statistics are lost when the run is resumed or evaluated, "
+                    f"and depend on the number of environments; remove it and set {field} true",
+                    stacklevel=2,
+                )
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """An environment with wrappers, from the outside to the inside."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
 def _reset_sentence(env_id: str, what: str) -> str:
     return f"reset of {env_id} must return (observation, info), with a dictionary as info, but returned {what}."
 
@@ -66,6 +91,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
         super().__init__(env)
         self._env_id = env_id
+        if multiprocessing.parent_process() is None:  # AsyncVectorEnv makes one in this process for its spaces
+            warn_about_normalizers(env, env_id)
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         return call_reset(self.env.reset, self._env_id, **arguments)

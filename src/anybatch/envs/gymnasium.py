@@ -11,7 +11,7 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import call_reset, call_step
+from anybatch.envs.contract import call_reset, call_step, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 
@@ -38,6 +38,7 @@ class GymnasiumLoop:
             self._observations = Observations(self.native_spaces[0], env_id)
             self._actions = Actions(self.native_spaces[1], env_id)
             undo.pop_all()
+        warn_about_normalizers(self._envs[0], env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self._seeds: list[int] | list[None] = list(seeds)

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import call_reset, call_step
+from anybatch.envs.contract import call_reset, call_step, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError
 from anybatch.system.signals import describe_exit
@@ -54,6 +54,7 @@ class GymnasiumVector:
             self._observations = Observations(env.single_observation_space, env_id)
             self._actions = Actions(env.single_action_space, env_id)
             undo.pop_all()
+        warn_about_normalizers(env, env_id)
         if self._same_step and type(env) is SyncVectorEnv:
             env.autoreset_mode = AutoresetMode.DISABLED  # to read the last observations before the reset
             self._same_step = False

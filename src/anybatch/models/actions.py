@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from anybatch.errors import EnvError
+from anybatch.errors import ConfigError, EnvError
 from anybatch.models.distributions import (
     Bernoulli,
     Categorical,
@@ -21,6 +21,7 @@ from anybatch.models.distributions import (
     normal,
     uniform,
 )
+from anybatch.models.squashed import TanhGaussian
 
 _UNBOUNDED = 1e30  # spaces that mean "no bound" often write the largest float instead of infinity
 
@@ -34,7 +35,11 @@ class ActionSpec:
     every ratio of two policies, and clipping is then part of the environment. Dimensions without both bounds pass
     through in the environment's units.
 
-    Raises EnvError for a space other than Discrete, MultiDiscrete, MultiBinary or a Box of floats.
+    With `squash` the environment gets tanh of the stored action, mapped onto [low, high], in place of clipping; see
+    :class:`anybatch.models.squashed.TanhGaussian`.
+
+    Raises EnvError for a space other than Discrete, MultiDiscrete, MultiBinary or a Box of floats, and ConfigError for
+    `squash` with a Box that has no bounds.
     """
 
     space: gym.Space[Any]
@@ -46,7 +51,7 @@ class ActionSpec:
     dtype: torch.dtype
     """Its dtype: int64, or float32 for a Box."""
 
-    def __init__(self, space: gym.Space[Any]) -> None:
+    def __init__(self, space: gym.Space[Any], *, squash: bool = False) -> None:
         self.space = space
         self._sizes: tuple[int, ...] = ()
         self.dtype = torch.int64
@@ -69,11 +74,19 @@ class ActionSpec:
             self._low, self._high = low, high
             self._scale = np.where(bounded, np.where(bounded, high, 1.0) - np.where(bounded, low, -1.0), 2.0) / 2
             self._center = np.where(bounded, low, -1.0) + self._scale
+            if squash and not bounded.all():
+                found = " ".join(str(space).split())
+                raise ConfigError(
+                    f"model.gaussian.squash is true, but the action space is {found}, which lacks finite bounds; "
+                    "set it to false, or give the environment bounds with gymnasium.wrappers.RescaleAction"
+                )
         else:
             raise EnvError(
                 f"Action space {space} is not supported; supported are Discrete, MultiDiscrete, MultiBinary "
-                "and Box with a float dtype."
+                "and Box with a float dtype (write a Box of integers as a MultiDiscrete)."
             )
+        self.squashed = squash and self.continuous
+        """Whether continuous actions are squashed by tanh."""
 
     @property
     def continuous(self) -> bool:
@@ -88,7 +101,7 @@ class ActionSpec:
             return MultiCategorical(params, self._sizes)
         if isinstance(self.space, gym.spaces.MultiBinary):
             return Bernoulli(params)
-        return DiagonalGaussian(params, self.shape)
+        return TanhGaussian(params, self.shape) if self.squashed else DiagonalGaussian(params, self.shape)
 
     def noise(
         self, leading: tuple[int, ...], generator: RandomSource = None, device: torch.device | None = None
@@ -111,6 +124,7 @@ class ActionSpec:
         if self._as_is:
             return array.copy()  # an environment that modifies its action must not change the stored one
         if isinstance(self.space, gym.spaces.Box):
+            array = np.tanh(array) if self.squashed else array
             # minimum/maximum rather than clip: in the space's dtype the bounds must hold exactly
             scaled = (array * self._scale + self._center).astype(self.space.dtype)
             return np.asarray(np.minimum(np.maximum(scaled, self.space.low), self.space.high))

@@ -2,37 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from anybatch.config.schema import ModelConfig
+from anybatch.config.schema import GaussianConfig, ModelConfig, ObservationConfig
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.distributions import Distribution
 from anybatch.models.encoder import build_encoder
-from anybatch.models.layers import normalized_linear
+from anybatch.models.layers import head
+from anybatch.models.normalizer import EnvObservation, ObservationNormalizer
 from anybatch.models.precision import encode
 from anybatch.observations import Observation
 
 
 class GaussianHead(nn.Module):
-    """Means that depend on the features, and log standard deviations that do not: features (B, F) to (B, 2d).
+    """Means and log standard deviations of a Gaussian policy: features (B, F) to (B, 2d).
 
-    Standard deviations start at 1 in normalised units, half the range of a bounded action.
+    Log standard deviations are parameters, or an output of a second layer; both start at the same number.
     """
 
-    def __init__(self, in_features: int, dimensions: int) -> None:
+    def __init__(
+        self, in_features: int, dimensions: int, config: GaussianConfig | None = None, gain: float | None = None
+    ) -> None:
         super().__init__()
-        self.mean = normalized_linear(in_features, dimensions)
-        self.log_std = nn.Parameter(torch.zeros(dimensions))
+        config = config or GaussianConfig()
+        self.bounds = config.log_std_bounds
+        start = unbounded(config.log_std, self.bounds)
+        self.mean = head(in_features, dimensions, gain)
+        self.log_std: nn.Linear | nn.Parameter
+        if config.std == "network":
+            self.log_std = head(in_features, dimensions, gain)
+            nn.init.constant_(self.log_std.bias, start)
+        else:
+            self.log_std = nn.Parameter(torch.full((dimensions,), start))
 
     def forward(self, features: Tensor) -> Tensor:
         """Means, then log standard deviations, (B, 2d)."""
         mean: Tensor = self.mean(features)
-        return torch.cat((mean, self.log_std.expand_as(mean)), dim=-1)
+        log_std = self.log_std(features) if isinstance(self.log_std, nn.Module) else self.log_std.expand_as(mean)
+        return torch.cat((mean, bounded(log_std, self.bounds)), dim=-1)
+
+
+def bounded(log_std: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """Bound smoothly by tanh, with slope 1 in the middle; clamping would leave no gradient that leads back."""
+    if bounds is None:
+        return log_std
+    middle, half = (bounds[1] + bounds[0]) / 2, (bounds[1] - bounds[0]) / 2
+    return middle + half * ((log_std - middle) / half).tanh()
+
+
+def unbounded(log_std: float, bounds: tuple[float, float] | None) -> float:
+    """The number for which :func:`bounded` gives ``log_std``."""
+    if bounds is None:
+        return log_std
+    middle, half = (bounds[1] + bounds[0]) / 2, (bounds[1] - bounds[0]) / 2
+    return middle + half * math.atanh((log_std - middle) / half)
 
 
 class Policy(nn.Module):
@@ -43,7 +72,13 @@ class Policy(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, action_spec: ActionSpec, precision: Literal["fp32", "bf16"] = "fp32"
+        self,
+        encoder: nn.Module,
+        action_spec: ActionSpec,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        *,
+        gaussian: GaussianConfig | None = None,
+        gain: float | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -51,9 +86,9 @@ class Policy(nn.Module):
         self.precision: Literal["fp32", "bf16"] = precision
         features = int(getattr(encoder, "out_features"))  # noqa: B009
         self.head: nn.Module = (
-            GaussianHead(features, action_spec.num_params // 2)
+            GaussianHead(features, action_spec.num_params // 2, gaussian, gain)
             if action_spec.continuous
-            else normalized_linear(features, action_spec.num_params)
+            else head(features, action_spec.num_params, gain)
         )
 
     def features(self, observation: Observation) -> Tensor:
@@ -74,7 +109,8 @@ class Agent(nn.Module):
     """Policy and value function; see :func:`build_agent` for the architectures.
 
     With `auxiliary_head` there is a second value head on the policy's encoder, `auxiliary_value`, which PPG trains in
-    the auxiliary phase only.
+    the auxiliary phase only. With `observation_normalizer` the networks take observations that it has normalised: its
+    statistics are part of the agent's state, but sampling normalises once and training uses the result.
     """
 
     def __init__(
@@ -84,6 +120,8 @@ class Agent(nn.Module):
         *,
         detach: bool = False,
         auxiliary_head: bool = False,
+        value_gain: float | None = None,
+        observation_normalizer: ObservationNormalizer | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
@@ -91,13 +129,19 @@ class Agent(nn.Module):
         self.detach = detach
         policy_features = int(getattr(policy.encoder, "out_features"))  # noqa: B009
         value_features = int(getattr(value_encoder or policy.encoder, "out_features"))  # noqa: B009
-        self.value_head = normalized_linear(value_features, 1)
-        self.auxiliary_value = normalized_linear(policy_features, 1) if auxiliary_head else None
+        self.value_head = head(value_features, 1, value_gain)
+        self.auxiliary_value = head(policy_features, 1, value_gain) if auxiliary_head else None
+        self.observation_normalizer = observation_normalizer
 
     @property
     def action_spec(self) -> ActionSpec:
         """The action space of the policy's outputs."""
         return self.policy.action_spec
+
+    def normalize(self, observation: EnvObservation) -> EnvObservation:
+        """Observations (B, ...) of the environment as the networks take them."""
+        normalizer = self.observation_normalizer
+        return observation if normalizer is None else normalizer.normalize(observation)
 
     @property
     def encoders(self) -> list[nn.Module]:
@@ -168,6 +212,7 @@ def build_agent(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
     *,
+    observation: ObservationConfig | None = None,
     precision: Literal["fp32", "bf16"] = "fp32",
     auxiliary_head: bool = False,
     seed: int = 0,
@@ -175,17 +220,28 @@ def build_agent(
     """The networks that `config` describes, on the CPU; equal arguments give equal weights.
 
     `shared`: one encoder with a policy and a value head. `dual`: an encoder for each. `detach`: as shared, but in the
-    policy phase the value's gradient stops at the encoder. `precision` is what :func:`resolve_precision` gave. The
+    policy phase the value's gradient stops at the encoder. `observation` says whether observations are normalised, by
+    default not. `precision` is what :func:`resolve_precision` gave. The
     global random state stays as it was.
 
     Raises ConfigError for an encoder or option that does not fit, EnvError for a space that is not supported.
     """
     if config.architecture not in ("shared", "dual", "detach"):
         raise ConfigError(f"model.architecture is {config.architecture!r}, but must be shared, dual or detach.")
-    action_spec = ActionSpec(action_space)
+    action_spec = ActionSpec(action_space, squash=config.gaussian.squash)
+    normalize = observation is not None and observation.normalize
+    normalizer = ObservationNormalizer(observation_space, observation.clip) if observation and normalize else None
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
         torch.default_generator.manual_seed(seed)
-        policy = Policy(build_encoder(config, observation_space), action_spec, precision)
+        encoder = build_encoder(config, observation_space)
+        policy = Policy(encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain)
         value_encoder = build_encoder(config, observation_space) if config.architecture == "dual" else None
-        return Agent(policy, value_encoder, detach=config.architecture == "detach", auxiliary_head=auxiliary_head)
+        return Agent(
+            policy,
+            value_encoder,
+            detach=config.architecture == "detach",
+            auxiliary_head=auxiliary_head,
+            value_gain=config.value_gain,
+            observation_normalizer=normalizer,
+        )

@@ -43,6 +43,16 @@ def normalized_linear(in_features: int, out_features: int, norm: float = HEAD_NO
     return layer
 
 
+def head(in_features: int, out_features: int, gain: float | None = None) -> nn.Linear:
+    """The dense layer of a head: orthogonal with a gain and zero biases, or without one a :func:`normalized_linear`."""
+    if gain is None:
+        return normalized_linear(in_features, out_features)
+    layer = nn.Linear(in_features, out_features)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class Conv3x3(nn.Conv2d):
     """A 3x3 convolution that keeps height and width; it also accepts bfloat16 tensors in oneDNN's layout."""
 

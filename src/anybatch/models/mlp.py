@@ -16,7 +16,7 @@ from anybatch.models.layers import ArrayFunction, dense_in_numpy, positive_integ
 
 
 class MlpEncoder(nn.Module):
-    """`depth` dense tanh layers of `width` units: observations to (B, width). Orthogonal initialisation, gain sqrt(2).
+    """`depth` dense tanh layers of `width` units: observations to (B, width). Orthogonal initialisation with a gain.
 
     A Box is flattened and cast to float32 (uint8 also divided by its largest bound), a Discrete or MultiDiscrete
     becomes one-hot, a MultiBinary zeros and ones.
@@ -29,7 +29,9 @@ class MlpEncoder(nn.Module):
     recordable = True
     """Its operations depend on shapes alone."""
 
-    def __init__(self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2) -> None:
+    def __init__(
+        self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2, gain: float = math.sqrt(2)
+    ) -> None:
         super().__init__()
         self.out_features = positive_integer("width", width)
         self._starts: tuple[int, ...] = ()
@@ -39,7 +41,7 @@ class MlpEncoder(nn.Module):
         self._dense: list[nn.Linear] = []
         for _ in range(positive_integer("depth", depth)):
             layer = nn.Linear(size, width)
-            nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
             self._dense.append(layer)
             size = width

@@ -141,6 +141,7 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
         config.model,
         env.observation_space,
         env.action_space,
+        observation=config.observation,
         precision=resolve_precision(config.precision, device),
         auxiliary_head=config.aux.enabled,
         seed=model_seed,
@@ -149,7 +150,7 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
     learner = Learner(
         config=config,
         agent=agent,
-        action_spec=ActionSpec(env.action_space),
+        action_spec=agent.action_spec,
         proximal=build_proximal(config, agent.policy),
         optimizers=Optimizers(agent, config.optimizer),
         shuffle=torch.Generator().manual_seed(shuffle_seed),

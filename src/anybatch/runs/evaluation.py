@@ -176,6 +176,7 @@ def _build_policy(
         config.model,
         Observations(observation_space, config.env.id).space,
         Actions(action_space, config.env.id).space,
+        observation=config.observation,
         precision=resolve_precision(config.precision if precision is None else precision, where),
         auxiliary_head=config.aux.enabled,
         seed=seed,
@@ -269,7 +270,7 @@ def choose_actions(
 ) -> np.ndarray:
     """Actions that :class:`anybatch.envs.VectorEnv` takes, for observations (B, ...) that it gave."""
     with torch.no_grad():
-        params = policy.agent.policy(to_device(observation, policy.device))
+        params = policy.agent.policy(to_device(policy.agent.normalize(observation), policy.device))
         if not torch.isfinite(params).all():
             raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
         distribution = policy.agent.action_spec.distribution(params)

@@ -17,6 +17,7 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
+from anybatch.models.normalizer import ObservationNormalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.numpy_policy import NumpyPolicy
 from anybatch.sampling.observation_buffer import ObservationBuffer
@@ -32,6 +33,10 @@ class Actor(Protocol):
 
     def value(self, observation: Observation) -> Tensor:
         """Values (B,) of any number of observations."""
+
+    @property
+    def observation_normalizer(self) -> ObservationNormalizer | None:
+        """Normalises what the environments give before it is passed on; None changes nothing."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anybatch.models.agent import Agent
 from anybatch.models.encoder import is_recordable
+from anybatch.models.normalizer import ObservationNormalizer
 from anybatch.observations import Observation, leaves, map_observation
 
 _WARM_UP = 3  # passes before recording, during which libraries choose algorithms and allocate workspaces
@@ -46,6 +47,11 @@ class GraphedAgent:
         self._graph.replay()
         params, value = self._outputs
         return params.clone(), value.clone()  # the next replay overwrites them
+
+    @property
+    def observation_normalizer(self) -> ObservationNormalizer | None:
+        """The agent's, which runs outside the graph."""
+        return self._agent.observation_normalizer
 
     def value(self, observation: Observation) -> Tensor:
         """Values (B,) of any number of observations."""

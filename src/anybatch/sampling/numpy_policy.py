@@ -85,10 +85,18 @@ def _head(head: nn.Module) -> ArrayFunction:
     if not isinstance(head, GaussianHead):
         assert isinstance(head, nn.Linear)
         return dense_in_numpy(head)
-    mean, log_std = dense_in_numpy(head.mean), head.log_std.detach().numpy()
+    mean, bounds = dense_in_numpy(head.mean), head.bounds
+    if isinstance(head.log_std, nn.Linear):
+        log_std_of = dense_in_numpy(head.log_std)
+    else:
+        parameter = head.log_std.detach().numpy()
+        log_std_of = lambda features: parameter  # noqa: E731
 
     def forward(features: np.ndarray) -> np.ndarray:
-        means = mean(features)
+        means, log_std = mean(features), log_std_of(features)
+        if bounds is not None:
+            middle, half = np.float32((bounds[1] + bounds[0]) / 2), np.float32((bounds[1] - bounds[0]) / 2)
+            log_std = middle + half * np.tanh((log_std - middle) / half)
         return np.concatenate((means, np.broadcast_to(log_std, means.shape)), axis=-1)
 
     return forward

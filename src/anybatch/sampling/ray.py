@@ -25,7 +25,6 @@ from anybatch.distributed.collectives import is_distributed, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
 from anybatch.errors import AnybatchError, ConfigError, EnvError
-from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, collect
@@ -48,19 +47,20 @@ class Worker:
         """Make ``num_envs`` environments; the worker computes on the CPU."""
         env = make(config.env, num_envs, env_seed)
         bootstrap = config.env.bootstrap_truncated
-        self._sampler = Sampler(
-            env,
-            ActionSpec(env.action_space),
-            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
-            generator=torch.Generator().manual_seed(action_seed),
-        )
         self._agent = build_agent(
             config.model,
             env.observation_space,
             env.action_space,
+            observation=config.observation,
             precision=resolve_precision(config.precision, _CPU),
             auxiliary_head=config.aux.enabled,
         ).requires_grad_(False)
+        self._sampler = Sampler(
+            env,
+            self._agent.action_spec,
+            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
+            generator=torch.Generator().manual_seed(action_seed),
+        )
         self._steps = config.rollout.steps
 
     def sample(self, weights: dict[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:

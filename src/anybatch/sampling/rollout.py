@@ -16,6 +16,7 @@ from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
+from anybatch.models.normalizer import rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
 from anybatch.sampling.observation_buffer import ObservationBuffer
@@ -42,6 +43,9 @@ class Rollout(Samples):
     """bool, it ended and its value must not be bootstrapped."""
     version: int = 0
     """Iterations of training behind the weights that acted."""
+    observation_moments: Tensor | None = None
+    """(N, 2, F) moments of each environment's raw observations where ``observation`` is normalised; see
+    :meth:`anybatch.models.normalizer.ObservationNormalizer.update`."""
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -217,7 +221,8 @@ def collect(
         version: iterations of training behind the weights, recorded in the rollout.
 
     Returns:
-        The rollout; episode boundaries follow the SAME_STEP convention, so every row is a real transition.
+        The rollout, with normalised observations where the agent normalises them. Episode boundaries follow the
+        SAME_STEP convention, so every row is a real transition.
 
     Raises:
         EnvError: the environment broke its contract.
@@ -227,20 +232,23 @@ def collect(
     observation = sampler.take_observation(interrupts)
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
-    final_values: list[tuple[np.ndarray, int, Tensor]] = []
+    finals: list[tuple[np.ndarray, int, EnvObservation]] = []
+    normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
     for t in range(steps):
         interrupts.check()
-        action = actor.act(t, observation)
+        action = actor.act(t, normalized.step(t, observation))
         with interrupts.interruptible():
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
         if sampler.bootstrap_truncated and step.final_observation is not None:
-            final_values.append((step.final_index, t, agent.value(to_device(step.final_observation, device))))
+            finals.append((step.final_index, t, step.final_observation))
     sampler.observation = observation
-    last_value = agent.value(to_device(observation, device))
+    last_value = agent.value(to_device(normalized(observation), device))
+    final_values = [(index, t, agent.value(to_device(normalized(final), device))) for index, t, final in finals]
+    moments = normalized.moments()
     acted = actor.result()
     logp = spec.distribution(acted.params).log_prob(acted.action)
     _check_finite(acted.value, logp)
@@ -256,6 +264,7 @@ def collect(
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
+        observation_moments=None if moments is None else moments.to(device),
     )
 
 

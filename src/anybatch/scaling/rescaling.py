@@ -185,7 +185,7 @@ def _transfer(
     overrides: Mapping[str, Value],
     minibatches_rule: str = ASKED,
 ) -> tuple[TrainConfig, list[Change]]:
-    time_chunks(num_envs, steps, minibatches)
+    time_chunks(num_envs, steps, minibatches, config.optimizer.shuffle)
     unscaled, config = config, replace(config, aux=replace(config.aux, minibatches=config.aux.minibatches_per_epoch))
     samples = f"{num_envs * steps // minibatches:,} samples per gradient step" if minibatches_rule != ASKED else ""
     changes = [

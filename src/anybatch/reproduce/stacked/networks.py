@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anybatch.models.agent import Agent, GaussianHead, Policy
+from anybatch.models.agent import Agent, GaussianHead, Policy, bounded
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
 from anybatch.observations import Observation
@@ -78,11 +78,15 @@ class StackedGaussianHead(StackedLayer):
     def __init__(self, head: GaussianHead, weights: Weights) -> None:
         super().__init__(weights)
         self.mean = StackedLinear(head.mean, weights)
-        self._log_std = weights.index(head.log_std)
+        self._bounds = head.bounds
+        layer = head.log_std
+        self._log_std = StackedLinear(layer, weights) if isinstance(layer, nn.Linear) else weights.index(layer)
 
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)
-        return torch.cat((mean, self.views[self._log_std].expand_as(mean)), dim=-1)
+        log_std = self._log_std
+        stds = self.views[log_std].expand_as(mean) if isinstance(log_std, int) else log_std(features)
+        return torch.cat((mean, bounded(stds, self._bounds)), dim=-1)
 
 
 class StackedMlp(nn.Module):
@@ -140,6 +144,8 @@ class StackedAgent(Agent):
         first = agents[0]
         self.policy = StackedPolicy([agent.policy for agent in agents])
         self.detach = first.detach
+        normalizer = first.observation_normalizer
+        self.observation_normalizer = normalizer and normalizer.empty(len(agents))
         encoders = [[] if agent.value_encoder is None else [agent.value_encoder] for agent in agents]
         value = [nn.ModuleList([*encoder, agent.value_head]) for encoder, agent in zip(encoders, agents, strict=True)]
         self.value_weights = Weights([list(module.parameters()) for module in value])

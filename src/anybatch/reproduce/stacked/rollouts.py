@@ -14,6 +14,7 @@ from torch import Tensor
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import Steps, VectorEnv
 from anybatch.models.agent import Agent
+from anybatch.models.normalizer import RolloutNormalizer, rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.sampling.rollout import Rollout, Sampled
@@ -115,6 +116,7 @@ class StackedSampler:
             A rollout (R, N, T, ...).
         """
         agent, spec, shape = self._agent, self._agent.action_spec, (self.runs, self.num_envs, steps)
+        normalized = rollout_normalizer(agent.observation_normalizer, steps, self.num_envs)
         buffer = ObservationBuffer.allocate(self._observation, steps, torch.device("cpu"))
         # a run's numbers in the order in which its single run draws them
         noise = spec.noise((self.runs, steps, self.num_envs), self._generators)
@@ -123,7 +125,8 @@ class StackedSampler:
         first, done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(3))
         truncated: list[tuple[int, Steps]] = []
         for t in range(steps):
-            params.append(agent.policy(self._unstack(buffer.put(t, self._observation))))
+            observation = self._all(normalized.step(t, self._each(self._observation)))
+            params.append(agent.policy(self._unstack(buffer.put(t, observation))))
             action.append(spec.distribution(params[-1]).transform(noise[:, t]))
             # environments refuse NaN, which a diverged run would give them
             step = self._env.step(spec.to_env(torch.nan_to_num(action[-1]).flatten(0, 1)))
@@ -133,15 +136,15 @@ class StackedSampler:
             if self._bootstrap_truncated and step.final_observation is not None:
                 truncated.append((t, step))
             self.episodes.add(step.reward, done[t])
-        observation = self._unstack(buffer.observations)
-        value = agent.value(map_observation(lambda x: x.flatten(1, 2), observation)).view(shape)
-        last_value = agent.value(self._unstack(_tensors(self._observation)))
+        observations = self._unstack(buffer.observations)
+        value = agent.value(map_observation(lambda x: x.flatten(1, 2), observations)).view(shape)
+        last_value = agent.value(_tensors(normalized(self._each(self._observation))))
         next_value = torch.cat([value[:, :, 1:], last_value.unsqueeze(-1)], dim=-1)
         if truncated:
-            self._write_final_values(next_value, truncated)
+            self._write_final_values(next_value, truncated, normalized)
         behavior_params, actions = torch.stack(params, dim=2), torch.stack(action, dim=2)
         return Rollout(
-            observation=observation,
+            observation=observations,
             action=actions,
             behavior_logp=spec.distribution(behavior_params).log_prob(actions),
             behavior_params=behavior_params,
@@ -152,9 +155,12 @@ class StackedSampler:
             done=self._by_run(done),
             terminated=self._by_run(terminated),
             version=version,
+            observation_moments=normalized.moments(),
         )
 
-    def _write_final_values(self, next_value: Tensor, truncated: Sequence[tuple[int, Steps]]) -> None:
+    def _write_final_values(
+        self, next_value: Tensor, truncated: Sequence[tuple[int, Steps]], normalized: RolloutNormalizer
+    ) -> None:
         """Put the values of the real last observations of truncated episodes into (R, N, T) next values."""
         envs = np.concatenate([step.final_index for _, step in truncated])
         times = np.repeat([t for t, _ in truncated], [len(step.final_index) for _, step in truncated])
@@ -163,18 +169,25 @@ class StackedSampler:
         place = np.empty_like(runs)  # among the truncated episodes of its run
         place[np.argsort(runs, kind="stable")] = np.arange(len(runs)) - np.repeat(counts.cumsum() - counts, counts)
 
-        def padded(final: Sequence[np.ndarray]) -> Tensor:
+        def padded(final: Sequence[np.ndarray]) -> np.ndarray:
             """All as (R, largest count, ...), with zeros where a run has fewer."""
             whole = np.zeros((self.runs, counts.max(), *final[0].shape[1:]), dtype=final[0].dtype)
             whole[runs, place] = np.concatenate(final)
-            return torch.from_numpy(whole)
+            return whole
 
         final: Any = [step.final_observation for _, step in truncated]
         by_key = isinstance(final[0], dict)
-        value = self._agent.value(
-            {key: padded([x[key] for x in final]) for key in final[0]} if by_key else padded(final)
-        )
+        whole = {key: padded([x[key] for x in final]) for key in final[0]} if by_key else padded(final)
+        value = self._agent.value(_tensors(normalized(whole)))
         next_value[runs, env_of_run, times] = value[runs, place]
+
+    def _each(self, observation: EnvObservation) -> EnvObservation:
+        """Observations (R*N, ...) of the environments by run, (R, N, ...)."""
+        return map_observation(lambda x: x.reshape(self.runs, self.num_envs, *x.shape[1:]), observation)
+
+    def _all(self, observation: EnvObservation) -> EnvObservation:
+        """Observations (R, N, ...) as (R*N, ...)."""
+        return map_observation(lambda x: x.reshape(-1, *x.shape[2:]), observation)
 
     def _unstack(self, observation: Observation) -> Observation:
         """Observations (R*N, ...) as (R, N, ...)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from anybatch.config.fields import get
 from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
@@ -41,6 +42,10 @@ _WITHOUT_EFFECT = (
 """Fields without effect on what a stacked run computes: it is fp32, on the CPU, and keeps everything in memory."""
 
 
+_ADDED = ("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian")
+"""Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
+
+
 def shape_key(config: TrainConfig) -> str:
     """Key of the runs that can be stacked with each other: equal for configurations that differ in numbers alone."""
     return _without(config, (*_PER_RUN, *_WITHOUT_EFFECT))
@@ -56,7 +61,6 @@ def _check_stackable(config: TrainConfig) -> None:
     optimizer, source = config.optimizer, config.rollout.source
     needs = {
         "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
-        "optimizer.max_grad_norm": (optimizer.max_grad_norm, "none", optimizer.max_grad_norm is None),
         "rollout.source.kind": (source.kind, "synchronous or delayed", source.kind in ("synchronous", "delayed")),
     }
     for field, (value, allowed, fits) in needs.items():
@@ -85,7 +89,9 @@ def check_common_shape(configs: Sequence[TrainConfig]) -> None:
 
 
 def _without(config: TrainConfig, fields: Sequence[str]) -> str:
-    values = to_dict(config, without=fields)
+    default = TrainConfig()
+    unchanged = [name for name in _ADDED if get(config, name) == get(default, name)]
+    values = to_dict(config, without=(*fields, *unchanged))
     if not config.aux.enabled:  # nothing else of it matters then
         values["aux"] = {"enabled": False}
     return json.dumps(values, sort_keys=True)

@@ -142,7 +142,7 @@ def _learner(
 ) -> Learner:
     spaces = env.observation_space, env.action_space
     agents = [
-        build_agent(config.model, *spaces, auxiliary_head=config.aux.enabled, seed=seed)
+        build_agent(config.model, *spaces, observation=config.observation, auxiliary_head=config.aux.enabled, seed=seed)
         for seed in _stream_seeds(seeds, "model")
     ]
     agent, adams = StackedAgent(agents), [c.optimizer for c in configs]
