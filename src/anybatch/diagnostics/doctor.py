@@ -289,7 +289,7 @@ def _measured(progress: Progress, name: str) -> Sequence[float]:
 
 
 def _verdict(batch: float, scale: float, seen: str, remedy: str, *, early: bool) -> Finding:
-    """Where a batch stands beside the noise scale."""
+    """Comparison of a batch with the noise scale."""
     limit = f"{max(1.0, HOLDS * scale):,.0f}"
     if batch <= HOLDS * scale:
         means = f"small enough: the scaling rules hold up to a batch of {limit}"
