@@ -74,11 +74,5 @@ def _modes(ids: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _wrapped(words: Iterable[str], width: int) -> list[str]:
-    return textwrap.wrap(
-        "  ".join(words),
-        width,
-        initial_indent="    ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    lines = textwrap.wrap("  ".join(words), width - 4, break_long_words=False, break_on_hyphens=False)
+    return [f"    {line}" for line in lines]

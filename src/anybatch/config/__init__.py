@@ -1,7 +1,5 @@
 """The configuration of a run: its fields, reading and writing it, and checking it."""
 
-from __future__ import annotations
-
 from anybatch.config.io import from_dict, override, read_config_file, to_dict, to_yaml
 from anybatch.config.schema import (
     AdvantageConfig,

@@ -1,7 +1,5 @@
 """Data-parallel workers: the process group and its collectives."""
 
-from __future__ import annotations
-
 from anybatch.distributed.collectives import envs_per_worker, is_main, local_num_envs, moments, rank, world_size
 from anybatch.distributed.process_group import is_distributed, joined_process_group, local_device
 

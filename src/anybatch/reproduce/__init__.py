@@ -1,7 +1,5 @@
 """Every figure and table of the paper, and the statistics behind them."""
 
-from __future__ import annotations
-
 from anybatch.reproduce.statistics import van_elteren
 
 __all__ = ["van_elteren"]

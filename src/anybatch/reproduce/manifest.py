@@ -51,15 +51,10 @@ def versions() -> dict[str, str]:
 def add_command(
     folder: Path, suite: Suite, figures: Sequence[Figure], arguments: Sequence[str], trained: int, seconds: float
 ) -> None:
-    """Add a finished command of this process to the manifest of a folder.
+    """Add a finished command of this process to the manifest of a results folder.
 
-    Args:
-        folder: folder of the results.
-        suite: suite of the command.
-        figures: figures that it made.
-        arguments: its words after ``anybatch``.
-        trained: number of runs that had no result before.
-        seconds: wall-clock time.
+    ``arguments`` are its words after ``anybatch``, ``trained`` is the number of runs that had no result before, and
+    ``seconds`` the wall-clock time.
     """
     manifest = read_manifest(folder) if (folder / NAME).exists() else {"figures": {}, "calls": []}
     manifest |= {"suite": suite.name, "about": suite.about, "versions": versions(), "machine": machine()}

@@ -82,7 +82,7 @@ def _results_section(folder: Path) -> Iterator[str]:
             continue
         yield f'<h2 id="{name}">{escape(name)} <small>({escape(figure.paper)})</small></h2>'
         yield f"<p>{escape(figure.about)}.</p>"
-        pictures = sorted(path for path in folder.glob(f"{name}*.png") if _shows(path.stem, name))
+        pictures = sorted(folder.glob(f"{name}*.png"))
         yield from (_image(path) for path in pictures if "by-environment" not in path.stem)
         yield _markdown_file(summary)
         if by_environment := [path for path in pictures if "by-environment" in path.stem]:
@@ -97,11 +97,6 @@ def _results_section(folder: Path) -> Iterator[str]:
                 f"<p><small>{made['runs']:,} runs, {made['env_steps']:,} environment steps; seeds {escape(seeds)}; "
                 f"<code>{escape(command)}</code></small></p>"
             )
-
-
-def _shows(stem: str, name: str) -> bool:
-    """Whether a picture belongs to a figure, and not to another one whose name starts alike."""
-    return stem == name or (stem.startswith(f"{name}-") and stem not in FIGURES)
 
 
 def _command(call: dict[str, Any]) -> str:

@@ -16,15 +16,7 @@ from anybatch.grid.run_folder import finished, train_or_resume
 from anybatch.grid.runner import run_grid
 from anybatch.reproduce.claims import as_markdown, claims_of
 from anybatch.reproduce.figures.scaling_up import NOISE
-from anybatch.reproduce.results import (
-    Curve,
-    Key,
-    Results,
-    ResultsFolder,
-    curve_points,
-    read_results,
-    write_results,
-)
+from anybatch.reproduce.results import Curve, Key, Results, ResultsFolder, curve_points, read_results, write_results
 from anybatch.reproduce.stacked import launch, read_result, result_path
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds, required_runs

@@ -1,7 +1,5 @@
 """Rules that carry hyperparameters from one batch size to another, and the conditions under which they hold."""
 
-from __future__ import annotations
-
 from anybatch.scaling.changes import Change
 from anybatch.scaling.conditions import validity, warn_about
 from anybatch.scaling.findings import Finding

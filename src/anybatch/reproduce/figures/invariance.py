@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,36 +99,29 @@ def summary(suite: Suite, results: Results) -> list[str]:
     for variant in (v for v in results.variants() if v not in ("kl-256", "no-policy-iterations")):
         by_task, mean, (low, high) = batch_gap(suite, results, variant, tasks)
         rows.append([style.LABELS[variant], *(f"{x:+.3f}" for x in (*by_task, mean)), f"{low:+.3f} to {high:+.3f}"])
+    ends = [
+        [suite.batch_label(divisor), *means_by_task(final_returns(suite, results, "all", divisor, tasks))]
+        for divisor in suite.divisors
+    ]
+    weak = means_by_task(final_returns(suite, results, "kl-256", 1, tasks))
+    ends.append([f"{default}, {style.LABELS['kl-256']}", *weak])
     by_task, mean, _ = batch_gap(suite, results, "all", tasks)
     worst = int(np.abs(by_task).argmax())
     paragraphs = [
         f"With all adjustments the final normalised returns with {default} and with {smallest} differ by {mean:+.3f} "
         f"on average over tasks, and by at most {abs(by_task[worst]):.3f} on one of them ({labels[worst]}).",
         markdown([f"{default} − {smallest}", *labels, "mean", "95% interval"], rows),
-        _final_returns_table(suite, results, tasks),
+        markdown(["final return, all adjustments", *labels, "mean"], ends),
     ]
     phased = ppg_tasks(suite)
     if phased and ("no-policy-iterations", phased[0], suite.divisors[-1]) in results:
-        adjusted, constant = (
-            final_returns(suite, results, variant, suite.divisors[-1], phased).mean()
-            for variant in ("all", "no-policy-iterations")
-        )
+        pair = (final_returns(suite, results, x, suite.divisors[-1], phased) for x in ("all", "no-policy-iterations"))
+        adjusted, constant = (returns.mean() for returns in pair)
         paragraphs.append(
             f"Ablation (e), which is not in the paper: PPG-EWMA with {smallest} ends at {constant:.3f} if the number "
             f"of iterations in a policy phase, N_π, is not adjusted, and at {adjusted:.3f} if it is."
         )
     return paragraphs
-
-
-def _final_returns_table(suite: Suite, results: Results, tasks: Sequence[str]) -> str:
-    rows = [
-        [label, *means_by_task(final_returns(suite, results, variant, divisor, tasks))]
-        for label, variant, divisor in (
-            *((suite.batch_label(divisor), "all", divisor) for divisor in suite.divisors),
-            (f"{suite.batch_label(1)}, {style.LABELS['kl-256']}", "kl-256", 1),
-        )
-    ]
-    return markdown(["final return, all adjustments", *(suite.labels[task] for task in tasks), "mean"], rows)
 
 
 FIGURE = Figure(

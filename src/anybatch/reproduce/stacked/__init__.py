@@ -5,8 +5,6 @@ products over stacked weights, one backward pass of the sum of their losses. Sha
 with R in front: (R, N, T) for a rollout, (R, B) for a minibatch, (R, P) for the parameters of a network.
 """
 
-from __future__ import annotations
-
 from anybatch.reproduce.stacked.launcher import launch
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key

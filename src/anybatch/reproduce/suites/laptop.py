@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import PRESETS
 from anybatch.reproduce.suites.suite import Suite, cut, shortened
@@ -105,7 +104,5 @@ def _config(task: str, changes: Mapping[str, Any], preset: str = "") -> TrainCon
 
 def _algorithm(name: str) -> dict[str, TrainConfig]:
     """An algorithm on both tasks, with the step size of the batch ladder, and the phases of the PPG task."""
-    tasks = ("catch", "tall-catch")
     phases = _PHASES if name.startswith("ppg") else {}
-    configs = {task: _config(task, {**INVARIANCE[task], **phases}, preset=name) for task in tasks}
-    return {task: override(config, {"objective": "kl"}) for task, config in configs.items()}
+    return {task: _config(task, {**INVARIANCE[task], **phases}, preset=name) for task in ("catch", "tall-catch")}
