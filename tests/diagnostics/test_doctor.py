@@ -257,10 +257,12 @@ def test_the_first_iterations_are_not_judged() -> None:
     first = healthy(clip_fraction=0.3, kl_proximal=1.0, noise_scale_adam=100.0, explained_variance=-1.0)
     assert found({name: column[:4] for name, column in first.items()}) == {}
     early = healthy(clip_fraction=0.001, noise_scale_adam=2000.0, explained_variance=-1.0)
-    early = {name: column[:30] for name, column in early.items()}  # 15% of the run
+    early = {name: column[:36] for name, column in early.items()}  # 18% of the run
     assert found(early) == {}
     assert any("too early" in finding.means for finding in examine(early, config()))
-    assert set(found(early, config(total_env_steps=65536 * 60))) == {
+    later = healthy(clip_fraction=0.001, noise_scale_adam=2000.0, explained_variance=-1.0)
+    later = {name: column[:80] for name, column in later.items()}  # 40%
+    assert set(found(later)) == {
         "clip_fraction_low",
         "noise_scale",
         "explained_variance",
@@ -268,9 +270,28 @@ def test_the_first_iterations_are_not_judged() -> None:
 
 
 def test_rows_before_the_first_estimate_do_not_mean_that_the_noise_scale_is_large() -> None:
-    progress = healthy(noise_scale_adam=[math.nan] * 8 + [2000.0] * 7, gradient_correlation=[math.nan] * 8 + [0.1] * 7)
-    progress["env_steps"] = progress["env_steps"][-15:]
-    assert found({name: column[:15] for name, column in progress.items()})["noise_scale"].severity == "error"
+    columns = {
+        "noise_scale_adam": [math.nan] * 160 + [2000.0] * 40,
+        "gradient_correlation": [math.nan] * 160 + [0.1] * 40,
+    }
+    assert found(healthy(**columns))["noise_scale"].severity == "error"
+    columns = {name: [math.nan] * 190 + column[-10:] for name, column in columns.items()}
+    (finding,) = [x for x in examine(healthy(**columns), config()) if x.check == "noise_scale"]
+    assert "2,000 samples" in finding.seen  # not "too large to measure"
+    assert "too early" in finding.means
+
+
+def test_a_noise_scale_on_its_way_up_is_the_newest_one() -> None:
+    assert found(healthy(noise_scale_adam=[2000.0] * 190 + [1e5] * 10)) == {}
+    assert found(healthy(gradient_correlation=[0.3] * 190 + [0.1] * 10)) == {}
+    falling = found(healthy(noise_scale_adam=[1e5] * 185 + [2000.0] * 15))["noise_scale"]
+    assert falling.severity == "error"
+
+
+def test_a_value_function_may_be_behind_while_returns_rise_in_the_first_half() -> None:
+    behind = healthy(explained_variance=0.02, mean_episode_return=[float(i) for i in range(ROWS)])
+    assert found({name: column[:90] for name, column in behind.items()}) == {}
+    assert set(found({name: column[:110] for name, column in behind.items()})) == {"explained_variance"}
 
 
 def test_successive_steps_on_one_trajectory_correlate_without_signal() -> None:
@@ -279,19 +300,23 @@ def test_successive_steps_on_one_trajectory_correlate_without_signal() -> None:
     assert found(healthy(gradient_correlation=-0.4), one)["noise_scale"].severity == "warning"
 
 
+TOTAL = {1: 20_000, 64: 60_000}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_envs", [1, 64])
+@pytest.mark.parametrize("num_envs", TOTAL)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_warning_for_a_healthy_run(preset: str, num_envs: int, tmp_path: Path) -> None:
     phase = {"policy_iterations": 8, "aux_minibatches": 64, "aux_epochs": 3} if preset.startswith("ppg") else {}
     settings = PRESETS[preset](
-        "gym:CartPole-v1", num_envs=8, rollout_steps=128, minibatches=16, step_size=7e-4, total_env_steps=30_000,
-        discount=0.99, workers=1, model_options={"width": 32}, **{"log.tensorboard": False}, **phase,
+        "gym:CartPole-v1", num_envs=8, rollout_steps=128, minibatches=16, step_size=7e-4,
+        total_env_steps=TOTAL[num_envs], discount=0.99, workers=1,
+        model_options={"width": 32}, **{"log.tensorboard": False}, **phase,
     )  # fmt: skip
     settings, _ = rescale(settings, num_envs=num_envs, rollout_steps=128 if num_envs == 1 else 16)
     train(settings, tmp_path / "run", seed=5, quiet=True)
     progress = read_progress(tmp_path / "run" / "progress.csv")
-    assert max(progress["mean_episode_return"][1:]) > 60  # a random policy has 22
+    assert max(progress["mean_episode_return"][1:]) > 50  # a random policy has 22
     assert found(progress, settings) == {}
     live = LiveDoctor(settings)
     rows = (dict(zip(progress, row, strict=True)) for row in zip(*progress.values(), strict=True))

@@ -353,13 +353,13 @@ def test_one_environment_has_the_noise_scale_of_many(tmp_path: Path) -> None:
     scales = {}
     for envs, steps in ((8, 8), (1, 64)):
         still = config(
-            num_envs=envs, rollout_steps=steps, minibatches=8, step_size=1e-30, total_env_steps=64 * 400,
+            num_envs=envs, rollout_steps=steps, minibatches=8, step_size=1e-30, total_env_steps=64 * 300,
             **{"model.options": {"width": 16, "depth": 1}},
         )  # fmt: skip
         train(still, tmp_path / str(envs), seed=4, quiet=True)
         progress = read_progress(tmp_path / str(envs) / "progress.csv")
-        scales[envs] = median(x for x in progress["noise_scale_adam"][200:] if math.isfinite(x))
-        assert abs(median(progress["gradient_correlation"][200:])) < 0.12
+        scales[envs] = median(x for x in progress["noise_scale_adam"][150:] if math.isfinite(x))
+        assert abs(median(progress["gradient_correlation"][150:])) < 0.18  # 0.26 in the pieces of one trajectory
     assert 0.5 < scales[1] / scales[8] < 2
 
 

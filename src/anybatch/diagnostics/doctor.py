@@ -23,12 +23,12 @@ Adam's denominator is proportional to ``sqrt(1 + B_noise/B)`` (appendix C), the 
 """
 
 _FEWEST_ROWS, _SHARE_OF_RUN = 20, 0.1
-_TOO_FEW_ROWS = 5
+_TOO_FEW_ROWS, _FEWEST_ESTIMATES = 5, 32  # a noise scale is averaged over about 32
 _FEW_CLIPPED, _MANY_CLIPPED, _MANY_CLIPPED_IN_EPOCHS = 0.01, 0.1, 0.2
 _OSCILLATION, _SWINGS = 10.0, 3
 _CAPPED, _LEAST_SAMPLE_SIZE = 0.01, 0.5
 _FAR_PROXIMAL, _FAR_BEHAVIOR = 0.1, 0.5
-_LITTLE_EXPLAINED, _EARLY = 0.1, 0.2
+_LITTLE_EXPLAINED, _EARLY, _HALF = 0.1, 0.2, 0.5
 _LITTLE_SPREAD = 0.25
 _COLLAPSED = 0.05
 
@@ -194,8 +194,8 @@ def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _value(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    explained = _explained(progress)
-    if explained is None or _is_early(progress, config, missing=True) or _returns_are_constant(progress):
+    explained, early = _explained(progress), _HALF if _has_learned(progress) else _EARLY
+    if explained is None or _is_early(progress, config, early, missing=True) or _returns_are_constant(progress):
         return
     if explained < _LITTLE_EXPLAINED:
         yield Finding(
@@ -255,9 +255,10 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     if not correlations and not _finite(progress, name):
         return
     kind = "noise scale of Adam's update" if name.endswith("adam") else "gradient noise scale"
-    scale = median(finite) if 2 * len(finite) > len(column) else math.inf
+    # the columns are averages already, and the newest value is nearer to the present than the median
+    scale = max(median(finite), finite[-1]) if 2 * len(finite) > len(column) else math.inf
     how, remedy = "", "more minibatches or fewer environments"
-    correlation = median(correlations) if correlations else 0.0
+    correlation = min(median(correlations), correlations[-1], key=abs) if correlations else 0.0
     if correlation > 0 and shared_trajectories(config.env.num_envs, config.optimizer.minibatches):
         correlation = 0.0  # it can come from trajectories that continue in the next iteration
     if correlation:
@@ -278,7 +279,9 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         )
         return
     seen = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples{how}"
-    yield _verdict(batch, scale, seen, remedy, early=_is_early(progress, config))
+    late = [step for step in progress.get("env_steps", ()) if step >= _EARLY * config.total_env_steps]
+    estimates = min(len(_measured(progress, name)), len(late) if "env_steps" in progress else math.inf)
+    yield _verdict(batch, scale, seen, remedy, early=estimates < _FEWEST_ESTIMATES)
 
 
 def _measured(progress: Progress, name: str) -> Sequence[float]:
@@ -295,7 +298,13 @@ def _verdict(batch: float, scale: float, seen: str, remedy: str, *, early: bool)
         means = f"small enough: the scaling rules hold up to a batch of {limit}"
         return Finding("noise_scale", "ok", seen, means, "")
     if early:
-        return Finding("noise_scale", "ok", seen, "too early to judge: the noise scale grows during training", "")
+        return Finding(
+            "noise_scale",
+            "ok",
+            seen,
+            "too early to judge: this includes the first iterations, and the noise scale grows",
+            "",
+        )
     if batch < CRITICAL * scale:
         return Finding(
             "noise_scale",
@@ -363,10 +372,10 @@ def _median(progress: Progress, name: str) -> float | None:
     return median(values) if values else None
 
 
-def _is_early(progress: Progress, config: TrainConfig, *, missing: bool = False) -> bool:
-    """Whether less than a fifth of the run is done; ``missing`` if the log does not say."""
+def _is_early(progress: Progress, config: TrainConfig, share: float = _EARLY, *, missing: bool = False) -> bool:
+    """Whether less than ``share`` of the run is done; ``missing`` if the log does not say."""
     steps = progress.get("env_steps", ())
-    return steps[-1] < _EARLY * config.total_env_steps if steps else missing
+    return steps[-1] < share * config.total_env_steps if steps else missing
 
 
 def _returns_are_constant(progress: Progress) -> bool:
