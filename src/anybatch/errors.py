@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+_MOST_SHOWN = 100  # characters of a value in a message
+
 
 class AnybatchError(Exception):
     """Base of every error that anybatch raises on purpose; its text is one sentence for the user."""
@@ -29,3 +34,13 @@ class WorkerError(AnybatchError, RuntimeError):
 
 class ScalingWarning(UserWarning):
     """A condition of batch size-invariance that a scaled configuration does not meet."""
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: its ``repr``, cut to 100 characters."""
+    text = _repr.repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+_repr = reprlib.Repr()  # computes no more of a large value than it shows
+_repr.maxlevel, _repr.maxstring, _repr.maxother, _repr.maxlong = 3, _MOST_SHOWN, _MOST_SHOWN, _MOST_SHOWN

@@ -18,7 +18,7 @@ from anybatch.envs.base import VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
-from anybatch.envs.registry import FORMS, find_environment
+from anybatch.envs.registry import FORMS, check_not_standard, find_environment
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError
 from anybatch.system.signals import ignoring_sigint
@@ -155,6 +155,7 @@ def _find_gym(name: str, env_id: str) -> Any:
     """The class or function behind ID or MODULE:ID; the module, imported first, registers the environment."""
     module, _, registered = name.rpartition(":")
     if module:
+        check_not_standard(module, env_id)
         try:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:

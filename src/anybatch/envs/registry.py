@@ -83,6 +83,7 @@ def find_environment(env_id: str) -> Callable[..., Any]:
         )
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
         raise ConfigError(f"env.id is {env_id!r}, which is no environment id: it must be {FORMS}")
+    check_not_standard(module, env_id)
     try:
         function = _attribute(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -90,8 +91,24 @@ def find_environment(env_id: str) -> Callable[..., Any]:
         raise ConfigError(f"env.id is {env_id!r}, read as import.path:function, but {error}{hint}") from error
     if not callable(function):
         raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function")
+    check_not_standard(_home(function), env_id)
     result: Callable[..., Any] = function
     return result
+
+
+def check_not_standard(module: str, env_id: str) -> None:
+    """Raise ConfigError for a module of Python itself: it makes no environments, and may do harm (``os:system``)."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"env.id is {env_id!r}, and {module} belongs to Python's standard library, which makes no environments"
+        )
+
+
+def _home(function: Any) -> str:
+    """The module that defines a callable; that of its type for an object or a method without one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
 
 
 FORMS = (

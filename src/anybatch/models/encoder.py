@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -143,6 +144,8 @@ def _check_options(options: Mapping[str, Scalar], allowed: set[str]) -> None:
 
 def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping[str, Scalar]) -> nn.Module:
     module_name, _, class_name = path.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"model.encoder is {path!r}, but {module_name} belongs to Python's standard library.")
     try:
         encoder_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -12,10 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from anybatch._version import __version__
-from anybatch.config.io import from_dict, to_yaml
+from anybatch.config.io import from_dict, read_yaml, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
 from anybatch.diagnostics.doctor import LiveDoctor
@@ -37,6 +35,7 @@ from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCA
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row
 from anybatch.runs.resharding import state_of, worker_entries
+from anybatch.runs.trust import SIGNATURE, require_trust, signature
 from anybatch.sampling.rollout import Sampled
 from anybatch.scaling import table
 from anybatch.scaling.changes import Change
@@ -193,7 +192,7 @@ class Run:
 
     def write_config(self) -> None:
         """Write the configuration to config.yaml."""
-        on_main(lambda: write_text(self.folder / CONFIG, to_yaml(self.config, anybatch=__version__, seed=self.seed)))
+        on_main(lambda: _write_config(self.folder, self.config, self.seed))
 
     def message(self, text: str) -> None:
         """Print a line for the user."""
@@ -231,7 +230,7 @@ def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, cha
             if changes:
                 write_text(folder / SCALING_TABLE, table(changes) + "\n")
                 write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
-            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+            _write_config(folder, config, seed)
         except OSError as error:
             raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
 
@@ -266,6 +265,10 @@ def encoder_of_this_program(config: TrainConfig) -> list[str]:
     return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is taken for it"]
 
 
+def _write_config(folder: Path, config: TrainConfig, seed: int) -> None:
+    write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed, **signature(config)))
+
+
 def _has_begun(folder: Path) -> bool:
     """Whether there is something to lose; a run that found no room for its data has written its configuration alone."""
     progress = folder / PROGRESS
@@ -278,19 +281,26 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     Raises:
         CheckpointError: it is not a run folder.
     """
+    path = folder / CONFIG
+    if not path.exists():
+        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:
-        values = yaml.safe_load((folder / CONFIG).read_text())
+        values = read_yaml(path)
         values.pop("anybatch")
         seed = check_integer("seed", values.pop("seed"), at_least=0)
+        values.pop(SIGNATURE, None)
         return from_dict(values), seed
-    except OSError as error:
-        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}") from error
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(path)!r} is damaged: {str(error).splitlines()[0]}") from error
 
 
 def open_run(
-    folder: Path, *, env: str | Callable[..., Any] | None = None, total_env_steps: int | None = None, quiet: bool
+    folder: Path,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    total_env_steps: int | None = None,
+    trust_code: bool = False,
+    quiet: bool,
 ) -> tuple[Run, dict[str, Any]]:
     """Open a run folder to go on with it; :meth:`Run.write_config` then keeps what has changed.
 
@@ -298,6 +308,7 @@ def open_run(
         folder: the run folder.
         env: replaces the environment of the configuration.
         total_env_steps: replaces the configuration's.
+        trust_code: import the code that the configuration names even if this user has not made the run.
         quiet: show no progress.
 
     Returns:
@@ -305,12 +316,13 @@ def open_run(
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
-        ConfigError: ``total_env_steps`` is not above what is done.
+        ConfigError: ``total_env_steps`` is not above what is done, or the configuration names code of somebody else.
     """
     env_id = None if env is None else environment_id(env)
 
     def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
         recorded, seed = read_config(folder)
+        require_trust(recorded, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
         content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
         remove_leftovers(folder / CHECKPOINTS)
         sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]

@@ -20,7 +20,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        with open(temporary, "xb") as file:  # never through a link that somebody put there
             yield file
             file.flush()
             os.fsync(file.fileno())
