@@ -20,6 +20,14 @@ class EnvError(AnybatchError, RuntimeError):
     """An environment that cannot be made, or that broke its contract while it ran."""
 
 
+class UserCodeError(EnvError):
+    """An exception, or ``sys.exit()``, in code of the user: an environment or encoder; ``__cause__`` is it."""
+
+    def locate(self, place: str) -> None:
+        """Put a place, such as the environment's number and step, in front of the text."""
+        self.args = (f"{place}: {self}",)
+
+
 class CheckpointError(AnybatchError, RuntimeError):
     """A run folder or checkpoint that is missing, foreign or damaged."""
 
@@ -34,6 +42,18 @@ class WorkerError(AnybatchError, RuntimeError):
 
 class ScalingWarning(UserWarning):
     """A condition of batch size-invariance that a scaled configuration does not meet."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop. Like KeyboardInterrupt, it is not caught by ``except Exception``."""
+
+
+def user_code_error(error: BaseException, what: str) -> BaseException:
+    """The error to raise from an exception of user code: interrupts and anybatch's errors are passed on as they are."""
+    if isinstance(error, KeyboardInterrupt | AnybatchError):
+        return error
+    text = f": {error}" if str(error) else ""
+    return UserCodeError(f"{what} raised {type(error).__name__}{text}")
 
 
 def shown(value: Any) -> str:

@@ -31,7 +31,7 @@ from anybatch.distributed.collectives import (
     world_size,
 )
 from anybatch.distributed.state import State, Stateful
-from anybatch.errors import AnybatchError, CheckpointError, DivergenceError
+from anybatch.errors import AnybatchError, CheckpointError, DivergenceError, UserCodeError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
@@ -296,9 +296,12 @@ def _closing(components: Components) -> Iterator[None]:
     with components.learner.interrupts:
         try:
             yield
+        except SystemExit as error:  # it would look like a run that is done
+            raise UserCodeError(f"the run's own code called sys.exit({error})") from error
         finally:
             if components.source.close() and not components.learner.interrupts.call_interrupted:
-                components.env.close()
+                with contextlib.suppress(Interrupted), components.learner.interrupts.interruptible():
+                    components.env.close()
             if components.auxiliary:
                 components.auxiliary.store.close()
 

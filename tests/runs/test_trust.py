@@ -162,7 +162,7 @@ def test_a_grid_file_with_code_needs_trust(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["os:system", "subprocess:Popen", "builtins:eval", "gymnasium.core:__builtins__.get"])
 def test_the_standard_library_makes_no_environments(name: str) -> None:
-    with pytest.raises(ConfigError, match="standard library|no attribute"):
+    with pytest.raises(ConfigError, match=r"standard library|no attribute"):
         find_environment(name)
 
 

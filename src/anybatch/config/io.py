@@ -83,7 +83,7 @@ def _read_text(path: Path) -> str:
 
 
 def read_config_file(path: Path) -> TrainConfig:
-    """Configuration in a run's config.yaml or a similar file; entries that are none of its fields, like the seed, are ignored.
+    """Configuration in a run's config.yaml or a similar file; entries for version, seed and signature are ignored.
 
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.

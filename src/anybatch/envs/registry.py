@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, user_code_error
 
 _unnamed: dict[str, Callable[..., Any]] = {}
 _MAIN = ("__main__", "__mp_main__")  # another program in every process; the second in children of multiprocessing
@@ -89,6 +89,8 @@ def find_environment(env_id: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         hint = f"; did you mean 'gym:{env_id}'?" if re.search(r"-v\d+$", name) else f"; it must be {FORMS}"
         raise ConfigError(f"env.id is {env_id!r}, read as import.path:function, but {error}{hint}") from error
+    except BaseException as error:
+        raise user_code_error(error, f"importing {module}, for env.id {env_id!r},") from error
     if not callable(function):
         raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function")
     check_not_standard(_home(function), env_id)

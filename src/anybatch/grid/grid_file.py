@@ -36,7 +36,8 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
     ``trust_code`` accepts environments and encoders that are import paths.
 
     Raises:
-        ConfigError: the file cannot be read, names code that is not trusted, or an entry is invalid; the message names file and entry.
+        ConfigError: the file cannot be read, names code that is not trusted, or an entry is invalid; the message
+            names file and entry.
     """
     grid = _mapping(read_yaml(path), str(path))
     for key in grid:

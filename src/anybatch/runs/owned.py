@@ -50,6 +50,4 @@ def refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
-                raise ConfigError(
-                    f"{str(path)!r} is a symbolic link, and anybatch does not write to a folder with links"
-                )
+                raise ConfigError(f"{str(path)!r} is a symbolic link, and a run folder with links is not written to")

@@ -2,8 +2,8 @@
 
 A configuration can name Python code: an environment ``import.path:function`` or ``gym:MODULE:ID``, or an encoder
 ``import.path:Class``. Whoever loads somebody else's run folder would run it. anybatch therefore signs the
-configurations that it writes with a key of the user (:func:`anybatch.system.user_key.user_key`), and refuses code that a
-file without this signature names, unless the user says that they trust it.
+configurations that it writes with a key of the user (:func:`anybatch.system.user_key.user_key`), and refuses code that
+a file without this signature names, unless the user says that they trust it.
 """
 
 from __future__ import annotations
