@@ -262,9 +262,7 @@ def resume(
     folder = Path(run_dir)
     on_main(lambda: read_config(folder))  # so that no folder is made where there is no run
     with owned(folder):
-        run, content = open_run(
-            folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet
-        )
+        run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)
         changed = env is not None or total_env_steps is not None
         return _resume(run, content, changed=changed)
 

@@ -21,7 +21,7 @@ from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import derive_seeds
 from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import ConfigError, EnvError, UserCodeError
 from anybatch.presets import ppo
 
 
@@ -310,15 +310,17 @@ class TestContract:
         with pytest.raises(EnvError, match=r"step of gym:AnybatchOldStep-v0 must return .*got 4"):
             env.step(np.zeros(1, np.int64))
 
-    def test_own_errors_pass_through(self) -> None:
+    def test_own_errors_are_named_with_environment_and_step(self) -> None:
         class Own(Reusing):
             def step(self, action: int) -> Any:
                 raise ValueError("my own")
 
         env = made(Own)
         env.reset()
-        with pytest.raises(ValueError, match="my own"):
+        expected = r"environment 0, step 1: step of .* raised ValueError: my own"
+        with pytest.raises(UserCodeError, match=expected) as caught:
             env.step(np.zeros(2, np.int64))
+        assert isinstance(caught.value.__cause__, ValueError)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),

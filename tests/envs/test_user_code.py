@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,8 @@ def fail(error: BaseException) -> None:
 
 def swallow() -> None:
     while True:
-        try:
+        with suppress(BaseException):
             time.sleep(0.1)
-        except BaseException:
-            pass
 
 
 ODDITIES: dict[str, Callable[[], None]] = {
@@ -165,7 +163,7 @@ class OddVector(gymnasium.vector.VectorEnv):  # type: ignore[type-arg]
 
 def test_sys_exit_in_a_vector_environment(tmp_path: Path) -> None:
     vector = replace(config("").env, id=environment_id(OddVector), options={})
-    with pytest.raises(UserCodeError, match="after 0 steps: step of .*OddVector raised SystemExit: 0"):
+    with pytest.raises(UserCodeError, match=r"after 0 steps: step of .*OddVector raised SystemExit: 0"):
         train(replace(config(""), env=vector), tmp_path / "run", quiet=True)
 
 
