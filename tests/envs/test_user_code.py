@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="processes and signal
 
 
 released = threading.Event()
+signal_while_hanging = threading.Event()
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_hangs_for_ever() -> Iterator[None]:
     released.clear()
+    signal_while_hanging.clear()
     yield
     released.set()
     for thread in threading.enumerate():
@@ -71,7 +73,7 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
 
     def get_state(self) -> int:
         if self.what == "hang in get_state" and self.steps:
-            released.wait(60)
+            hang()
         return self.steps
 
     def set_state(self, state: int) -> None:
@@ -79,7 +81,7 @@ class Odd(gymnasium.Env):  # type: ignore[type-arg]
 
     def close(self) -> None:
         if self.what == "hang in close":
-            released.wait(60)
+            hang()
         if self.what == "exit in close":
             sys.exit(0)
 
@@ -92,7 +94,14 @@ def fail(error: BaseException) -> None:
     raise error
 
 
+def hang() -> None:
+    if signal_while_hanging.is_set():
+        threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    released.wait(60)
+
+
 def swallow() -> None:
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
     while True:
         with suppress(BaseException):
             time.sleep(0.1)
@@ -190,16 +199,8 @@ def test_a_killed_process_ends_the_run(how: dict[str, Any], tmp_path: Path) -> N
     began = time.monotonic()
     with pytest.raises(EnvError, match=r"environment \d of .*odd was killed by SIGKILL"):
         train(config("die", **ASYNC, **how), tmp_path / "run", quiet=True)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert not multiprocessing.active_children()
-
-
-@contextmanager
-def signalled(number: int, after: float) -> Iterator[None]:
-    timer = threading.Timer(after, os.kill, [os.getpid(), number])
-    timer.start()
-    yield
-    timer.join()
 
 
 @pytest.fixture
@@ -213,9 +214,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", [{}, {"env.step_timeout": 50.0}], ids=["alone", "with a limit"])
 def test_a_signal_ends_calls_that_hang(what: str, how: dict[str, Any], tmp_path: Path) -> None:
     began = time.monotonic()
-    with signalled(signal.SIGTERM, 1.0):
-        result = train(config(what, **how), tmp_path / "run", quiet=True)
-    assert time.monotonic() - began < 10
+    signal_while_hanging.set()
+    result = train(config(what, **how), tmp_path / "run", quiet=True)
+    assert time.monotonic() - began < 20
     assert result.interrupted == (what == "hang in get_state")
 
 
@@ -239,9 +240,7 @@ def _train_swallowing(folder: str) -> None:
 def test_an_environment_that_swallows_every_exception_ends_with_the_process(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=_train_swallowing, args=[str(tmp_path / "run")])
     process.start()
-    time.sleep(2.0)
-    os.kill(process.pid or 0, signal.SIGTERM)
-    process.join(10)
+    process.join(30)
     alive = process.is_alive()
     process.kill()
     assert not alive and process.exitcode == 130
