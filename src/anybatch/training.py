@@ -277,7 +277,7 @@ def _resume(run: Run, content: State, *, changed: bool) -> TrainResult:
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
         except AnybatchError:
             raise
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoints of {str(run.folder)!r} do not fit its config.yaml: was it edited?"
             ) from error

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from anybatch.errors import EnvError, UserCodeError, user_code_error
+from anybatch.errors import EnvError, UserCodeError, shown, user_code_error
 from anybatch.system.processes import end_with_parent
 
 _NORMALIZERS = {"NormalizeObservation": "observation.normalize", "NormalizeReward": "reward.normalize"}
@@ -76,6 +77,22 @@ def _layers(env: Any) -> Iterator[Any]:
         env = getattr(env, "__dict__", {}).get("env")
 
 
+def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, Any, bool, bool, Any]:
+    """Step a single environment; returns its five results. Raises EnvError for flags that are not true or false."""
+    observation, reward, terminated, truncated, info = call_step(env.step, action, env_id)
+    if type(terminated) is not bool or type(truncated) is not bool:
+        terminated, truncated = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)
+    return observation, reward, terminated, truncated, info
+
+
+def _flag(value: Any, name: str, env_id: str) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "bui" and int(array.item()) in (0, 1):
+            return bool(array.item())
+    raise EnvError(f"step of {env_id} must return true or false as {name}, but returned {shown(value)}.")
+
+
 @contextlib.contextmanager
 def user_code(what: str) -> Iterator[None]:
     """Name what was running if user code in the block raises anything but an interrupt, ``sys.exit()`` included."""
@@ -122,7 +139,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._steps += 1
         try:
-            observation, reward, terminated, truncated, info = call_step(self.env.step, action, self._env_id)
+            observation, reward, terminated, truncated, info = step_one(self.env, action, self._env_id)
         except UserCodeError as error:
             error.locate(f"environment {self._index}, step {self._steps}")
             raise

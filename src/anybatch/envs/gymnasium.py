@@ -11,9 +11,9 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
+from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
-from anybatch.errors import EnvError, UserCodeError
+from anybatch.errors import EnvError, UserCodeError, shown
 
 
 class GymnasiumLoop:
@@ -65,9 +65,7 @@ class GymnasiumLoop:
         index, self._steps = 0, self._steps + 1
         try:
             for index, env in enumerate(self._envs):
-                raw, one_reward, terminated[index], truncated[index], _ = call_step(
-                    env.step, native[index], self._env_id
-                )
+                raw, one_reward, terminated[index], truncated[index], _ = step_one(env, native[index], self._env_id)
                 reward[index] = self._scalar(one_reward, index)
                 if terminated[index] or truncated[index]:
                     if not terminated[index]:
@@ -114,14 +112,21 @@ class GymnasiumLoop:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        with user_code(f"close of {self._env_id}"), contextlib.ExitStack() as stack:  # all, even if one fails
-            for env in reversed(self._envs):
-                stack.callback(env.close)
+        failures: list[Exception] = []
+        for env in reversed(self._envs):
+            try:
+                with user_code(f"close of {self._env_id}"):
+                    env.close()
+            except Exception as error:  # the others are closed all the same, but not after an interrupt
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _scalar(self, reward: Any, index: int) -> float:
         try:
             return float(reward)
         except (TypeError, ValueError) as error:
             raise EnvError(
-                f"The reward of environment {index} of {self._env_id} is {reward!r}, where a single number is expected."
+                f"The reward of environment {index} of {self._env_id} is {shown(reward)}, where a single number is "
+                "expected."
             ) from error

@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from anybatch.envs.base import Observation, Steps
 from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
-from anybatch.errors import EnvError, UserCodeError
+from anybatch.errors import EnvError, UserCodeError, shown
 from anybatch.system.signals import describe_exit
 
 _EXIT_SECONDS = 2.0  # after its connection has broken
@@ -155,7 +155,10 @@ class GymnasiumVector:
         return observation
 
     def _vector(self, raw: Any, dtype: type[np.generic], name: str) -> np.ndarray:
-        array = np.array(raw, dtype=dtype)
+        given = np.asarray(raw)
+        if given.dtype.kind not in "buif":  # the text "False" would count as true
+            raise EnvError(f"The {name} of {self._env_id} are {shown(raw)}, where numbers are expected.")
+        array = np.array(given, dtype=dtype)
         if array.shape != (self.num_envs,):
             raise EnvError(f"The {name} of {self._env_id} have shape {array.shape}, not {(self.num_envs,)}.")
         return array

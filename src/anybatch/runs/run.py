@@ -31,6 +31,7 @@ from anybatch.envs.registry import environment_id, is_importable
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.optimizers import scheduled
 from anybatch.runs import checkpoint
+from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row
@@ -43,6 +44,7 @@ from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _IN_MAIN = "__main__:"  # an import path that names something else in every program
 _LONG_ITERATION_SECONDS = 3.0
+_COUNTERS = {"iteration", "env_steps", "gradient_steps", "episodes", "seconds", "returns", "lengths", "row"}
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -164,7 +166,7 @@ class Run:
         # tensors of other GPUs would be allocated on that of worker 0
         workers = gather_to_main(on_cpu(entries) if world_size() > 1 else entries)
         if workers is not None:
-            content = {"run": self.state_dict(), "seed": self.seed, "state": state}
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state, **circumstances(self.config)}
             if len(workers) > 1:  # else the state has everything
                 content["workers"] = workers
             checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
@@ -323,10 +325,10 @@ def open_run(
     def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
         recorded, seed = read_config(folder)
         require_trust(recorded, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
-        content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+        content, passed_over = _newest_content(folder, seed)
         remove_leftovers(folder / CHECKPOINTS)
         sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]
-        sentences += encoder_of_this_program(recorded)
+        sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:
@@ -347,6 +349,20 @@ def open_run(
     for sentence in sentences:
         run.message(sentence)
     return run, content
+
+
+def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
+    """Content of the newest intact checkpoint, and a sentence for each file that was passed over."""
+    if not checkpoint.checkpoints(folder / CHECKPOINTS):
+        raise CheckpointError(
+            f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
+            f"again: anybatch train {folder / CONFIG} --out {folder} --seed {seed}"
+        )
+    content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+    run = content.get("run") if isinstance(content, dict) else None
+    if not isinstance(run, dict) or not {"seed", "state"} <= content.keys() or not run.keys() >= _COUNTERS:
+        raise CheckpointError(f"the newest checkpoint of {str(folder)!r} is not one of a run: something is missing")
+    return content, passed_over
 
 
 def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> list[str]:
