@@ -96,6 +96,7 @@ def fail(error: BaseException) -> None:
 
 def hang() -> None:
     if signal_while_hanging.is_set():
+        signal_while_hanging.clear()
         threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
     released.wait(60)
 

@@ -44,7 +44,10 @@ from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _IN_MAIN = "__main__:"  # an import path that names something else in every program
 _LONG_ITERATION_SECONDS = 3.0
-_COUNTERS = {"iteration", "env_steps", "gradient_steps", "episodes", "seconds", "returns", "lengths", "row"}
+_COUNTERS: dict[str, Any] = {
+    **dict.fromkeys(("iteration", "env_steps", "gradient_steps", "episodes"), int),
+    **{"seconds": int | float, "returns": list, "lengths": list, "row": dict | None},
+}
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -360,8 +363,11 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
         )
     content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
     run = content.get("run") if isinstance(content, dict) else None
-    if not isinstance(run, dict) or not {"seed", "state"} <= content.keys() or not run.keys() >= _COUNTERS:
-        raise CheckpointError(f"the newest checkpoint of {str(folder)!r} is not one of a run: something is missing")
+    complete = isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in _COUNTERS.items())
+    if not complete or not {"seed", "state"} <= content.keys():
+        raise CheckpointError(
+            f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing or of another type"
+        )
     return content, passed_over
 
 
