@@ -30,6 +30,7 @@ from anybatch.distributed.collectives import (
     wait_for_all,
     world_size,
 )
+from anybatch.distributed.random_state import callers_random_state
 from anybatch.distributed.state import State, Stateful
 from anybatch.errors import AnybatchError, CheckpointError, DivergenceError, UserCodeError
 from anybatch.minibatches import Batch
@@ -99,7 +100,7 @@ def training_loop(run: LoopRun, components: Components) -> None:
             learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
-        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
         if auxiliary:
             auxiliary.after_iteration(batch)
@@ -201,6 +202,7 @@ class TrainResult:
 
 
 @joined_process_group()
+@callers_random_state()
 def train(
     config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
 ) -> TrainResult:
@@ -230,6 +232,7 @@ def train(
 
 
 @joined_process_group()
+@callers_random_state()
 def resume(
     run_dir: str | Path,
     *,

@@ -24,6 +24,7 @@ from anybatch.distributed.collectives import (
     rank,
     world_size,
 )
+from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
@@ -111,7 +112,8 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         """Seed of one purpose; a checkpoint restores its generator, except for a worker that it does not know."""
         return stream_seed(seed, name, rank(), env_stream)
 
-    torch.manual_seed(stream("torch"))  # for random layers of a user's encoder, such as dropout
+    with seeding:
+        torch.manual_seed(stream("torch"))  # for random layers of a user's encoder, such as dropout
     device = resolve_device(local_device(config.device))
     prepare_device(device)
     check_size(config, num_envs, device)

@@ -43,7 +43,7 @@ from anybatch.scaling.changes import Change
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _IN_MAIN = "__main__:"  # an import path that names something else in every program
-_LONG_ITERATION_SECONDS = 3.0
+_LONG_ITERATION_SECONDS = 1.5  # below the patience of a stop request
 _COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("iteration", "env_steps", "gradient_steps", "episodes"), int),
     **{"seconds": int | float, "returns": list, "lengths": list, "row": dict | None},
