@@ -11,7 +11,8 @@ import time
 import pytest
 
 IMPORTING = """
-import sys, types
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "anybatch.cli.main":

@@ -17,6 +17,7 @@ from typing import Any
 
 from anybatch.config.io import read_yaml
 from anybatch.config.schema import TrainConfig
+from anybatch.envs.registry import is_importable
 from anybatch.errors import ConfigError, shown
 from anybatch.system.user_key import user_key
 
@@ -32,7 +33,7 @@ def code_named(config: TrainConfig) -> dict[str, str]:
     if family == "gym":  # GymV21Environment and its like make what their options name
         env = ":" in name or name.startswith("GymV2")
     else:
-        env = bool(name) and family not in _WITHOUT_CODE
+        env = bool(name) and family not in _WITHOUT_CODE and is_importable(config.env.id)
     named = {"env.id": config.env.id} if env else {}
     return named | ({"model.encoder": config.model.encoder} if ":" in config.model.encoder else {})
 
@@ -73,5 +74,5 @@ def _is_signed(config: TrainConfig, file: Path) -> bool:
 
 
 def _digest(config: TrainConfig, key: bytes) -> str:
-    parts = [config.env.id, config.env.options, config.model.encoder, config.model.options]
-    return hmac.new(key, json.dumps(parts, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+    names = json.dumps([config.env.id, config.model.encoder])  # options may be edited by hand
+    return hmac.new(key, names.encode(), hashlib.sha256).hexdigest()

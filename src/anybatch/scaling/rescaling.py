@@ -109,10 +109,7 @@ def scale(
             f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
         )
     if num_envs / c > MOST_ENVS:
-        raise ConfigError(
-            f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}, the largest "
-            "number"
-        )
+        raise ConfigError(f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}")
     fewer = round(num_envs / c)
     if abs(num_envs / c - fewer) > 1e-9 * fewer:
         raise ConfigError(
