@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro lock clean
+.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro chaos lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,9 @@ bench-micro: $(VENV)/.installed-dev ## GAE, minibatches, EWMA, objectives, sampl
 	@set -e; file=$$(mktemp); trap 'rm -f "$$file"' EXIT; \
 	$(BIN)/python -m pytest benchmarks/micro -q -p no:xdist --benchmark-enable --benchmark-json "$$file" --benchmark-columns min,median,rounds; \
 	$(BIN)/python benchmarks/micro/compare.py "$$file" $(ARGS)
+
+chaos: $(VENV)/.installed-dev ## kills, signals, full disks, mutated files, odd environments at random for ten minutes (Linux)
+	@$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 # A venv that is there but broken (an interrupted first run, a Python that was removed) is made again.
 define make_venv

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for the processes that tests start
 os.environ.setdefault("WANDB_MODE", "disabled")
+os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # for the user's key, which marks run folders; not that of this user
 
 import random
 

@@ -1,10 +1,22 @@
-"""``python -m anybatch``, the same as the command ``anybatch``."""
+"""Start of the command ``anybatch``, also as ``python -m anybatch``."""
 
 from __future__ import annotations
 
 import sys
 
-from anybatch.cli.main import main
+from anybatch.system.launcher import end_with_launcher
+from anybatch.system.start_up import exit_on_signals
+
+
+def main() -> int:
+    """Run the command of the command line; returns the exit code."""
+    # before the imports, which take a while
+    exit_on_signals()
+    end_with_launcher()
+    from anybatch.cli.main import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

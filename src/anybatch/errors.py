@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+_MOST_SHOWN = 100  # characters of a value in a message
+
 
 class AnybatchError(Exception):
     """Base of every error that anybatch raises on purpose; its text is one sentence for the user."""
@@ -13,6 +18,14 @@ class ConfigError(AnybatchError, ValueError):
 
 class EnvError(AnybatchError, RuntimeError):
     """An environment that cannot be made, or that broke its contract while it ran."""
+
+
+class UserCodeError(EnvError):
+    """An exception, or ``sys.exit()``, in code of the user: an environment or encoder; ``__cause__`` is it."""
+
+    def locate(self, place: str) -> None:
+        """Put a place, such as the environment's number and step, in front of the text."""
+        self.args = (f"{place}: {self}",)
 
 
 class CheckpointError(AnybatchError, RuntimeError):
@@ -29,3 +42,25 @@ class WorkerError(AnybatchError, RuntimeError):
 
 class ScalingWarning(UserWarning):
     """A condition of batch size-invariance that a scaled configuration does not meet."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop. Like KeyboardInterrupt, it is not caught by ``except Exception``."""
+
+
+def user_code_error(error: BaseException, what: str) -> BaseException:
+    """The error to raise from an exception of user code: interrupts and anybatch's errors are passed on as they are."""
+    if isinstance(error, KeyboardInterrupt | AnybatchError):
+        return error
+    text = f": {error}" if str(error) else ""
+    return UserCodeError(f"{what} raised {type(error).__name__}{text}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: its ``repr``, cut to 100 characters."""
+    text = _repr.repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+_repr = reprlib.Repr()  # computes no more of a large value than it shows
+_repr.maxlevel, _repr.maxstring, _repr.maxother, _repr.maxlong = 3, _MOST_SHOWN, _MOST_SHOWN, _MOST_SHOWN

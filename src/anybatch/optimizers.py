@@ -13,6 +13,8 @@ from anybatch.config.schema import OptimizerConfig
 from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent
 
+_NUMBERS = ("betas", "eps", "momentum")
+
 
 def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Optimizer:
     """Adam or SGD over ``parameters``, with the configured step size, in fused form.
@@ -71,6 +73,8 @@ class Optimizers:
         """Restore what :meth:`state_dict` returned."""
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
+            for group in optimizer.param_groups:  # the numbers of the configuration, which may have been edited
+                group |= {key: optimizer.defaults[key] for key in _NUMBERS if key in optimizer.defaults}
 
 
 class StepSizes:

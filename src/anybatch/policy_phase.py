@@ -25,6 +25,9 @@ from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
 from anybatch.proximal import ProximalPolicy
 from anybatch.system.signals import Interrupts
 
+Show: TypeAlias = Callable[[str], None]
+"""Shows a text to the user."""
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -65,7 +68,7 @@ class Learner:
         return self.device.type == "cuda"
 
 
-def policy_phase(batch: Batch, learner: Learner) -> dict[str, Any]:
+def policy_phase(batch: Batch, learner: Learner, show: Show = lambda text: None) -> dict[str, Any]:
     """Optimise policy and value on one iteration's data.
 
     Policy and value share each gradient step where their numbers of epochs agree; otherwise each has its own epochs
@@ -74,6 +77,7 @@ def policy_phase(batch: Batch, learner: Learner) -> dict[str, Any]:
     Args:
         batch: (N, T, ...) data with advantages and value targets; (R, N, T, ...) for R stacked runs.
         learner: what is trained; changed in place.
+        show: gets a text about the progress before each epoch but the first.
 
     Returns:
         Statistics of the iteration, averaged over its gradient steps, by column name: floats, or lists of R floats.
@@ -85,10 +89,10 @@ def policy_phase(batch: Batch, learner: Learner) -> dict[str, Any]:
     learner.proximal.before_iteration()
     averages = Averages(learner.action_spec.distribution, learner.config.policy)
     if learner.optimizers.joint:
-        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_losses, averages)
+        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_losses, averages, show)
     else:
-        _epochs(batch, learner, "value", optimizer.value_epochs, _value_losses, averages)
-        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_losses, averages)
+        _epochs(batch, learner, "value", optimizer.value_epochs, _value_losses, averages, show)
+        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_losses, averages, show)
     statistics = averages.result()
     _check_finite(statistics, learner.agent, batch.advantage.dim() > 2)
     return statistics | (learner.noise.result() if learner.noise else {})
@@ -101,11 +105,14 @@ def _epochs(
     epochs: int,
     losses_of: Callable[[Minibatch, Learner], Losses],
     averages: Averages,
+    show: Show,
 ) -> None:
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     losses_of = fused(losses_of) if config.compile else losses_of
     for epoch in range(epochs):
+        if epoch:  # a single one needs no progress
+            show(f"policy phase: epoch {epoch + 1:,} of {epochs:,}")
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle, config.optimizer.shuffle):
             for part in minibatch.micro_batches(learner.micro_batch):  # bounds memory; the gradients add up to the same
                 check_interrupt_if_single_worker(learner.interrupts)

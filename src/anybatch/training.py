@@ -25,19 +25,22 @@ from anybatch.distributed.collectives import (
     local_num_envs,
     mean_over_workers,
     moments_of,
+    on_main,
     rank,
     wait_for_all,
     world_size,
 )
-from anybatch.distributed.state import Stateful
-from anybatch.errors import AnybatchError, CheckpointError, DivergenceError
+from anybatch.distributed.random_state import callers_random_state
+from anybatch.distributed.state import State, Stateful
+from anybatch.errors import AnybatchError, CheckpointError, DivergenceError, UserCodeError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
 from anybatch.runs.files import SEGMENTS
+from anybatch.runs.owned import owned
 from anybatch.runs.resharding import restore
-from anybatch.runs.run import Run, create_run, open_run
+from anybatch.runs.run import Run, create_run, open_run, read_config
 from anybatch.runs.timer import PhaseTimer
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import RolloutSource, staleness
@@ -97,7 +100,7 @@ def training_loop(run: LoopRun, components: Components) -> None:
             learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
-        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
         if auxiliary:
             auxiliary.after_iteration(batch)
@@ -199,6 +202,7 @@ class TrainResult:
 
 
 @joined_process_group()
+@callers_random_state()
 def train(
     config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
 ) -> TrainResult:
@@ -220,7 +224,7 @@ def train(
     validate(config)
     seed = check_integer("seed", seed, at_least=0)
     components = build(config, seed, segments=Path(out) / SEGMENTS)
-    with _closing(components):
+    with _closing(components), owned(Path(out)):
         run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
         _prepare_auxiliary_phase(run, components)
         run.save(components.stateful)  # so that a run stopped in its first iteration can be resumed
@@ -228,11 +232,13 @@ def train(
 
 
 @joined_process_group()
+@callers_random_state()
 def resume(
     run_dir: str | Path,
     *,
     env: str | Callable[..., Any] | None = None,
     total_env_steps: int | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
@@ -247,6 +253,8 @@ def resume(
             callable without an import path has to be passed again, in every process.
         total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. The step
             size of a linear schedule follows: it is what a run of this length has at the same point.
+        trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
+            made the run on this machine.
         quiet: show no progress.
 
     Raises:
@@ -254,7 +262,15 @@ def resume(
         ConfigError: ``total_env_steps`` is not above the steps done.
         EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
-    run, content = open_run(Path(run_dir), env=env, total_env_steps=total_env_steps, quiet=quiet)
+    folder = Path(run_dir)
+    on_main(lambda: read_config(folder))  # so that no folder is made where there is no run
+    with owned(folder):
+        run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)
+        changed = env is not None or total_env_steps is not None
+        return _resume(run, content, changed=changed)
+
+
+def _resume(run: Run, content: State, *, changed: bool) -> TrainResult:
     validate(run.config)
     # environments that start new episodes must not replay the levels of the run's beginning
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
@@ -264,13 +280,13 @@ def resume(
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
         except AnybatchError:
             raise
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
-                f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+                f"the checkpoints of {str(run.folder)!r} do not fit its config.yaml: was it edited?"
             ) from error
         for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
-        if env is not None or total_env_steps is not None:
+        if changed:
             run.write_config()  # only now, when the checkpoint is known to fit
         return _run(run, components)
 
@@ -281,9 +297,12 @@ def _closing(components: Components) -> Iterator[None]:
     with components.learner.interrupts:
         try:
             yield
+        except SystemExit as error:  # it would look like a run that is done
+            raise UserCodeError(f"the run's own code called sys.exit({error})") from error
         finally:
             if components.source.close() and not components.learner.interrupts.call_interrupted:
-                components.env.close()
+                with contextlib.suppress(Interrupted), components.learner.interrupts.interruptible():
+                    components.env.close()
             if components.auxiliary:
                 components.auxiliary.store.close()
 

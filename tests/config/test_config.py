@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from anybatch.config import fields
-from anybatch.config.io import from_dict, override, to_dict, to_yaml
+from anybatch.config.io import from_dict, override, read_config_file, to_dict, to_yaml
 from anybatch.config.schema import OptimizerConfig, TrainConfig
 from anybatch.config.validation import _RANGES, validate
 from anybatch.errors import AnybatchError, ConfigError
@@ -440,3 +442,38 @@ def test_combinations_that_make_sense(changes: dict[str, Any]) -> None:
 def test_config_errors_are_value_errors_and_anybatch_errors() -> None:
     assert issubclass(ConfigError, ValueError)
     assert issubclass(ConfigError, AnybatchError)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a: &a [1, 2]\nb: *a\n", "alias"),
+        (b"env: {id: \xff\xfe}\n", "not text in UTF-8"),
+        (b"a: " + b"[" * 3000, "nested too deeply"),
+        (b"a: 9999-99-99\n", "not YAML"),
+        (b"#" * 1_000_001, "more than 1,000,000 bytes"),
+    ],
+)
+def test_hostile_files_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_config_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_are_refused_before_they_grow(tmp_path: Path) -> None:
+    levels = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]\n" for i in range(1, 10))
+    path = tmp_path / "config.yaml"
+    path.write_text(f"x0: &x0 [1]\n{levels}device: *x9\n")  # 10**9 elements
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="alias"):
+        read_config_file(path)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, [1] * 10**6, {"a": [["b" * 1000] * 1000] * 1000}, 10**4000])
+def test_messages_show_long_values_short(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^precision is .{1,110}, but must be one of") as caught:
+        override(ppo("gym:CartPole-v1"), {"precision": value})
+    assert len(str(caught.value)) < 200

@@ -295,7 +295,7 @@ class TestIds:
             ("gym:", r"env.id is 'gym:', but must be"),
             ("no_such_module:make", r"No module named 'no_such_module'"),
             ("math:no_such_function", r"no_such_function"),
-            ("math:pi", r"is a float and not a function"),
+            ("math:pi", r"standard library"),
             ("what ever:else", r"must be procgen:GAME-MODE"),
         ],
     )

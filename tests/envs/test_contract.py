@@ -20,8 +20,9 @@ from gymnasium.wrappers.vector import NormalizeReward as NormalizeRewards
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import derive_seeds
 from anybatch.envs.factory import make
+from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.registry import environment_id
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import ConfigError, EnvError, UserCodeError
 from anybatch.presets import ppo
 
 
@@ -310,15 +311,17 @@ class TestContract:
         with pytest.raises(EnvError, match=r"step of gym:AnybatchOldStep-v0 must return .*got 4"):
             env.step(np.zeros(1, np.int64))
 
-    def test_own_errors_pass_through(self) -> None:
+    def test_own_errors_are_named_with_environment_and_step(self) -> None:
         class Own(Reusing):
             def step(self, action: int) -> Any:
                 raise ValueError("my own")
 
         env = made(Own)
         env.reset()
-        with pytest.raises(ValueError, match="my own"):
+        expected = r"environment 0, step 1: step of .* raised ValueError: my own"
+        with pytest.raises(UserCodeError, match=expected) as caught:
             env.step(np.zeros(2, np.int64))
+        assert isinstance(caught.value.__cause__, ValueError)
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -431,3 +434,34 @@ def test_normalizing_wrappers_are_warned_about(env: Any, options: dict[str, Any]
     assert "NormalizeObservation" in text and "set observation.normalize true" in text
     assert "NormalizeReward" in text and "set reward.normalize true" in text
     assert len([one for one in warned if "is wrapped in" in str(one.message)]) == 2
+
+
+class Flags(gymnasium.Env[np.ndarray, int]):
+    """Ends with given flags."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, terminated: Any) -> None:
+        self.terminated = terminated
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, Any, Any, dict[str, Any]]:
+        return np.zeros(1, np.float32), 0.0, self.terminated, False, {}
+
+
+@pytest.mark.parametrize("flag", ["False", None, 2, 0.5, [], [True, False]])
+def test_flags_that_are_not_true_or_false(flag: Any) -> None:
+    loop = GymnasiumLoop(lambda: Flags(flag), [0], env_id="flags")
+    loop.reset()
+    with pytest.raises(EnvError, match=r"step of flags must return true or false as terminated, but returned"):
+        loop.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.True_, np.array(True), np.array([1])])
+def test_flags_in_other_forms(flag: Any) -> None:
+    loop = GymnasiumLoop(lambda: Flags(flag), [0], env_id="flags")
+    loop.reset()
+    assert loop.step(np.zeros(1, np.int64)).terminated.tolist() == [True]

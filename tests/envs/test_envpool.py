@@ -75,6 +75,20 @@ class TestProcgen:
         with pytest.raises(ConfigError, match=r"env.options.num_levels is 'many'.*takes a int"):
             make(config("procgen:coinrun", num_levels="many"), 1, 0)
 
+    @pytest.mark.parametrize(
+        ("name", "option", "value"),
+        [
+            ("envpool:Pong-v5", "stack_num", 0),
+            ("envpool:Pong-v5", "noop_max", -1),
+            ("envpool:Pong-v5", "img_height", 0),
+            ("envpool:FrozenLake-v1", "size", -1),
+            ("procgen:coinrun", "num_levels", 2**40),
+        ],
+    )
+    def test_options_that_would_end_the_process(self, name: str, option: str, value: int) -> None:
+        with pytest.raises(ConfigError, match=rf"env.options.{option} is {value}, but must be"):
+            make(config(name, **{option: value}), 1, 0)
+
     def test_options_arrive(self) -> None:
         env = make(config("procgen:coinrun-easy", num_levels=1, start_level=7, use_backgrounds=False), 8, 3)
         first = env.reset()

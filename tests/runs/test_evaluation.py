@@ -385,7 +385,7 @@ def test_a_policy_loads_where_the_environment_is_missing(run: Path) -> None:
     observation = np.array([0.2, -0.3], np.float32)
     expected = load_policy(run, device="cpu").act(observation, greedy=True)
     edit(run, environment_id(Adjustable), "not_installed:Env")
-    policy = load_policy(run, device="cpu")
+    policy = load_policy(run, device="cpu", trust_code=True)
     assert policy.act(observation, greedy=True) == expected and expected in (5, 6, 7)
     assert policy.observation_space == spaces.Box(-1, 1, (2,)) and policy.action_space == spaces.Discrete(3, start=5)
     with pytest.raises(ConfigError, match="not_installed"):

@@ -249,6 +249,27 @@ def test_workers_that_keep_dying_end_the_run(ray: Ray) -> None:
         parts.source.next(0)
 
 
+def test_a_worker_that_dies_every_second_rollout_ends_the_run(ray: Ray, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = build(config(2, max_lag=0), 7)
+
+    def sample() -> None:
+        for iteration in range(20):
+            ray.actors[-1].dead = iteration % 2 == 1
+            parts.source.next(iteration)
+
+    with pytest.raises(EnvError, match=r"worker 1 of gym:CartPole-v1 has died \d+ times, too often"):
+        sample()
+    assert "Ray worker 1 of gym:CartPole-v1 has died and is started again: the actor died" in capsys.readouterr().err
+
+
+def test_a_worker_that_dies_now_and_then_is_replaced(ray: Ray) -> None:
+    parts = build(config(2, max_lag=0), 7)
+    for iteration in range(80):
+        ray.actors[-1].dead = iteration % 12 == 11
+        parts.source.next(iteration)
+    assert len(ray.actors) == 2 + 6
+
+
 def test_environments_that_cannot_be_made_in_a_worker_say_why(ray: Ray) -> None:
     # as Ray puts it: the reason is the last line of a traceback
     ray.text = "The actor died because of an error raised in its creation task, ...\n  File ...\nValueError: no ROM\n"

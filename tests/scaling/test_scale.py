@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import warnings
 from typing import Any
 
@@ -500,3 +501,13 @@ def test_gae_horizon() -> None:
     assert gae_share_cut(config) == pytest.approx(direct)
     assert gae_horizon(override(config, {"discount": 1.0, "gae_lambda": 1.0})) == math.inf
     assert gae_share_cut(override(config, {"discount": 1.0, "gae_lambda": 1.0})) == 1
+
+
+@pytest.mark.parametrize("c", [1e-9, 1e-300])
+def test_a_factor_for_more_environments_than_exist_is_refused_at_once(c: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=r"divide_batch_by is .* are more than 4,194,304"):
+        scaling.scale(ppo_ewma("gym:CartPole-v1"), c)
+    with pytest.raises(ConfigError, match=r"env.num_envs is 256000000000"):
+        scaling.rescale(ppo_ewma("gym:CartPole-v1"), num_envs=256 * 10**9)
+    assert time.monotonic() - began < 1

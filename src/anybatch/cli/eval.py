@@ -14,6 +14,7 @@ def main(
     max_steps: int | None = None,
     greedy: bool = False,
     device: str = "auto",
+    trust_code: bool = False,
 ) -> int:
     """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones.
 
@@ -25,13 +26,14 @@ def main(
         max_steps: Steps after which an episode is cut and counted as unfinished.
         greedy: Take the most likely action instead of sampling.
         device: cpu, cuda, cuda:N, or auto.
+        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
     """
     from anybatch.runs.evaluation import EnvChoice, Evaluation, evaluate, load_policy, unseen_levels
 
     def play(env: EnvChoice) -> Evaluation:
         return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
 
-    policy = load_policy(run, device=device)
+    policy = load_policy(run, device=device, trust_code=trust_code)
     unseen = unseen_levels(policy.config.env)
     label = "mean return" if unseen is None else "mean return on training levels"
     print(f"{label}: {play(None)}")

@@ -14,6 +14,7 @@ def main(
     processes: int | None = None,
     restarts: int = 2,
     address: str | None = None,
+    trust_code: bool = False,
     quiet: bool = False,
 ) -> int:
     """Train every run of a list; finished runs are skipped, interrupted runs continue.
@@ -28,13 +29,14 @@ def main(
         processes: Maximum number of runs at once; by default one per core, or as many as the Ray cluster can hold.
         restarts: Number of times that a failed or killed run is restarted from its newest checkpoint.
         address: Address of the Ray cluster (launcher ray); by default RAY_ADDRESS, or Ray on this machine.
+        trust_code: Import the Python code (import.path:function) that the files name.
         quiet: Show no progress.
     """
     from anybatch.grid.grid_file import read_grid
     from anybatch.grid.runner import run_grid
     from anybatch.presets import PRESETS
 
-    jobs = [job for path in files for job in read_grid(path, PRESETS)]
+    jobs = [job for path in files for job in read_grid(path, PRESETS, trust_code=trust_code)]
     result = run_grid(
         jobs, out, launcher=launcher, processes=processes, restarts=restarts, address=address, quiet=quiet
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
 import tyro
 
-from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError
 from anybatch.presets import PRESETS
 from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
@@ -82,6 +83,16 @@ def _main(arguments: list[str]) -> int:
     except (AnybatchError, OSError) as error:
         worker = f" (worker {launcher_rank()})" if started_by_launcher() else ""
         print(f"anybatch{worker}: {error}", file=sys.stderr)
+        if isinstance(error, UserCodeError) and error.__cause__ is not None:
+            traceback.print_exception(_users_part(error.__cause__))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _users_part(error: BaseException) -> BaseException:
+    """An exception without the frames of anybatch that called the user's code."""
+    ours, frame = os.path.dirname(os.path.dirname(__file__)), error.__traceback__
+    while frame is not None and frame.tb_next is not None and frame.tb_frame.f_code.co_filename.startswith(ours):
+        frame = frame.tb_next
+    return error.with_traceback(frame)

@@ -7,14 +7,15 @@ from pathlib import Path
 from anybatch.cli.train import finish
 
 
-def main(run: Path, /, total_env_steps: int | None = None, quiet: bool = False) -> int:
+def main(run: Path, /, total_env_steps: int | None = None, trust_code: bool = False, quiet: bool = False) -> int:
     """Continue an interrupted run from its newest checkpoint.
 
     Args:
         run: Run folder.
         total_env_steps: Environment steps to train for in total, instead of the number in the run's config.yaml.
+        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
         quiet: Show no progress.
     """
     from anybatch.training import resume
 
-    return finish(resume(run, total_env_steps=total_env_steps, quiet=quiet))
+    return finish(resume(run, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet))

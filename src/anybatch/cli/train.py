@@ -18,6 +18,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
 from anybatch.presets import PRESETS
+from anybatch.runs.trust import require_trust
 from anybatch.scaling.changes import Change, apply_changes
 from anybatch.scaling.options import TrainScaling
 from anybatch.scaling.rescaling import FIELDS, rescale
@@ -59,6 +60,8 @@ class Arguments:
     scaling: TrainScaling = field(default_factory=TrainScaling)
     go_on: bool = False
     """Continue the run in --out if it is the same one; do nothing if it is finished."""
+    trust_code: bool = False
+    """Import the Python code (import.path:function) that a config.yaml of somebody else names."""
     quiet: bool = False
     """Show no progress."""
 
@@ -66,6 +69,11 @@ class Arguments:
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     preset, base, parsed = parse("train", arguments, Arguments, _HELP)
+    if preset not in PRESETS:
+        given = {
+            name for name in ("env.id", "model.encoder") if fields.get(parsed.config, name) != fields.get(base, name)
+        }
+        require_trust(parsed.config, Path(preset), trust_code=parsed.trust_code, given=given)
     from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.training import train
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def main(run: Path, /, video: Path = Path("anybatch.mp4"), episodes: int = 1, seed: int = 0, fps: int = 15) -> int:
+def main(
+    run: Path,
+    /,
+    video: Path = Path("anybatch.mp4"),
+    episodes: int = 1,
+    seed: int = 0,
+    fps: int = 15,
+    trust_code: bool = False,
+) -> int:
     """Write a video of a trained policy.
 
     Args:
@@ -14,10 +22,12 @@ def main(run: Path, /, video: Path = Path("anybatch.mp4"), episodes: int = 1, se
         episodes: Episodes to play.
         seed: Seed of environment and actions.
         fps: Frames per second.
+        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
     """
     from anybatch.runs.evaluation import load_policy
     from anybatch.runs.video import record
 
-    frames = record(load_policy(run, device="cpu"), video, episodes=episodes, seed=seed, fps=fps)
+    policy = load_policy(run, device="cpu", trust_code=trust_code)
+    frames = record(policy, video, episodes=episodes, seed=seed, fps=fps)
     print(f"wrote {frames} frames to {video}")
     return 0

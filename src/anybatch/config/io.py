@@ -14,9 +14,14 @@ import yaml
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 
 T = TypeVar("T")
+
+OTHER_ENTRIES = ("anybatch", "seed", "signature")
+"""Entries of a run's config.yaml besides the configuration: version, seed, and mark of its owner."""
+
+_MOST_BYTES = 1_000_000
 
 
 def to_dict(config: Any, without: Collection[str] = ()) -> dict[str, Any]:
@@ -48,15 +53,37 @@ def read_yaml(path: Path) -> Any:
         ConfigError: it cannot be read, or is not YAML.
     """
     try:
-        return yaml.safe_load(path.read_text())
+        return yaml.load(_read_text(path), _Loader)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases, with which a few bytes can describe gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*name), which anybatch does not read")
+        return super().compose_node(parent, index)
+
+
+def _read_text(path: Path) -> str:
+    """Text of a regular file, which a pipe or a device is not: reading that might never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"it is a {'folder' if path.is_dir() else 'pipe or device'}")
+    if path.stat().st_size > _MOST_BYTES:
+        raise OSError(f"it has more than {_MOST_BYTES:,} bytes")
+    return path.read_text(encoding="utf-8")
+
+
 def read_config_file(path: Path) -> TrainConfig:
-    """Configuration in a run's config.yaml or a similar file; the entries for version and seed are ignored.
+    """Configuration in a run's config.yaml or a similar file; entries for version, seed and signature are ignored.
 
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.
@@ -64,7 +91,7 @@ def read_config_file(path: Path) -> TrainConfig:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold fields and sections")
-    return from_dict({name: value for name, value in values.items() if name not in ("anybatch", "seed")})
+    return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
 
 
 def to_yaml(config: TrainConfig, **extra: Any) -> str:
@@ -96,7 +123,9 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
 
 def _build(kind: type[T], values: Any, prefix: str) -> T:
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.') or 'the configuration'} must be a section with fields, not {values!r}")
+        raise ConfigError(
+            f"{prefix.rstrip('.') or 'the configuration'} must be a section with fields, not {shown(values)}"
+        )
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
@@ -112,7 +141,9 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return value if isinstance(value, section) else _build(section, value, name + ".")
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
-            raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(map(str, typing.get_args(kind)))}")
+            raise ConfigError(
+                f"{name} is {shown(value)}, but must be one of {', '.join(map(str, typing.get_args(kind)))}"
+            )
         return value
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
@@ -122,15 +153,15 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
                 return _convert(option, value, name)
             except ConfigError:
                 continue
-        raise ConfigError(f"{name} is {value!r}, but must be {' or '.join(_words(option) for option in options)}")
+        raise ConfigError(f"{name} is {shown(value)}, but must be {' or '.join(_words(option) for option in options)}")
     if origin is tuple:
         inner = typing.get_args(kind)
         if not isinstance(value, (list, tuple)) or len(value) != len(inner):
-            raise ConfigError(f"{name} is {value!r}, but must be {len(inner)} values")
+            raise ConfigError(f"{name} is {shown(value)}, but must be {len(inner)} values")
         return tuple(_convert(option, item, name) for option, item in zip(inner, value, strict=True))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is {value!r}, but must be pairs of a name and a value")
+            raise ConfigError(f"{name} is {shown(value)}, but must be pairs of a name and a value")
         return {str(key): _convert(typing.get_args(kind)[1], item, f"{name}.{key}") for key, item in value.items()}
     if kind in (int, float) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         with contextlib.suppress(ValueError):
@@ -141,7 +172,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return int(value)
     if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):
         return value
-    raise ConfigError(f"{name} is {value!r}, but must be {_words(kind)}")
+    raise ConfigError(f"{name} is {shown(value)}, but must be {_words(kind)}")
 
 
 def _words(kind: Any) -> str:

@@ -10,10 +10,13 @@ from typing import Any, TypeAlias
 from anybatch.config import fields
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
 from anybatch.config.schema import PolicyConfig, TrainConfig
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 
 Range: TypeAlias = tuple[Callable[[float], bool], str]
 """Whether a value is allowed, and the allowed values in words."""
+
+MOST_ENVS = 1 << 22
+"""Largest number of environments."""
 
 _AT_LEAST_1: Range = (lambda x: x >= 1, "an integer of at least 1")
 _AT_LEAST_0: Range = (lambda x: x >= 0, "a number of at least 0")
@@ -27,7 +30,7 @@ _RANGES: dict[str, Range] = {
     "micro_batch": (lambda x: x >= 1, "an integer of at least 1, or none"),
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
-    "env.num_envs": _AT_LEAST_1,
+    "env.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}"),
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "observation.clip": _ABOVE_0,
@@ -110,7 +113,7 @@ def check_integer(name: str, value: Any, *, at_least: int) -> int:
         number: int = value.__index__()
         if number >= at_least and not isinstance(value, bool):
             return number
-    raise ConfigError(f"{name} is {value!r}, but must be an integer of at least {at_least}")
+    raise ConfigError(f"{name} is {shown(value)}, but must be an integer of at least {at_least}")
 
 
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from anybatch.errors import ConfigError, WorkerError
-from anybatch.system.launcher import launcher_rank, started_by_launcher
+from anybatch.system.launcher import end_with_launcher, launcher_rank, started_by_launcher
 
 _JOIN_SECONDS = 300.0  # also for rare and slow operations: writing and reading checkpoints
 _TIMEOUT_SECONDS = 16.0
@@ -42,6 +42,7 @@ def joined_process_group() -> Iterator[None]:
     if not started_by_launcher() or dist.is_initialized():
         yield
         return
+    end_with_launcher()
     seconds = worker_timeout()
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     try:

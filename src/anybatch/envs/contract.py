@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import multiprocessing
 import warnings
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from anybatch.errors import EnvError
+from anybatch.errors import EnvError, UserCodeError, shown, user_code_error
+from anybatch.system.processes import end_with_parent
 
 _NORMALIZERS = {"NormalizeObservation": "observation.normalize", "NormalizeReward": "reward.normalize"}
 _UNPACKING = "values to unpack"  # in Python's message if a wrapper around the environment expects another number
@@ -22,12 +25,14 @@ def call_reset(reset: Callable[..., Any], env_id: str, **arguments: Any) -> tupl
         result = reset(**arguments)
     except (ValueError, AttributeError) as error:
         if _UNPACKING not in str(error) and not str(error).endswith("has no attribute 'items'"):
-            raise
+            raise user_code_error(error, f"reset of {env_id}") from error
         raise EnvError(_reset_sentence(env_id, f"something else ({error})")) from error
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
-            raise
+            raise user_code_error(error, f"reset of {env_id}") from error
         raise EnvError(f"{env_id} must have reset(*, seed=None, options=None), but: {error}.") from error
+    except BaseException as error:
+        raise user_code_error(error, f"reset of {env_id}") from error
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
         return result
     what = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__} alone"
@@ -40,8 +45,10 @@ def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any
         result = step(action)
     except ValueError as error:
         if _UNPACKING not in str(error):
-            raise
+            raise user_code_error(error, f"step of {env_id}") from error
         raise EnvError(_step_sentence(env_id, f"something else ({error})")) from error
+    except BaseException as error:
+        raise user_code_error(error, f"step of {env_id}") from error
     if isinstance(result, tuple) and len(result) == 5:
         return result
     what = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
@@ -70,6 +77,34 @@ def _layers(env: Any) -> Iterator[Any]:
         env = getattr(env, "__dict__", {}).get("env")
 
 
+def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, Any, bool, bool, Any]:
+    """Step a single environment; returns its five results. Raises EnvError for flags that are not true or false."""
+    observation, reward, terminated, truncated, info = call_step(env.step, action, env_id)
+    if type(terminated) is not bool or type(truncated) is not bool:
+        terminated, truncated = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)
+    return observation, reward, terminated, truncated, info
+
+
+def _flag(value: Any, name: str, env_id: str) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        array = np.asarray(value)
+        if array.size == 1 and array.dtype.kind in "bui" and int(array.item()) in (0, 1):
+            return bool(array.item())
+    raise EnvError(f"step of {env_id} must return true or false as {name}, but returned {shown(value)}.")
+
+
+@contextlib.contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Name what was running if user code in the block raises anything but an interrupt, ``sys.exit()`` included."""
+    try:
+        yield
+    except BaseException as error:
+        raised = user_code_error(error, what)
+        if raised is error:
+            raise
+        raise raised from error
+
+
 def _reset_sentence(env_id: str, what: str) -> str:
     return f"reset of {env_id} must return (observation, info), with a dictionary as info, but returned {what}."
 
@@ -88,17 +123,26 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     this wrapper returns a copy.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str, index: int) -> None:
         super().__init__(env)
         self._env_id = env_id
+        self._index = index
+        self._steps = 0
         if multiprocessing.parent_process() is None:  # AsyncVectorEnv makes one in this process for its spaces
             warn_about_normalizers(env, env_id)
+        else:
+            end_with_parent()
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         return call_reset(self.env.reset, self._env_id, **arguments)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = call_step(self.env.step, action, self._env_id)
+        self._steps += 1
+        try:
+            observation, reward, terminated, truncated, info = step_one(self.env, action, self._env_id)
+        except UserCodeError as error:
+            error.locate(f"environment {self._index}, step {self._steps}")
+            raise
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info

@@ -14,13 +14,15 @@ import numpy as np
 from anybatch.envs.base import Observation, Steps
 from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import ConfigError, EnvError, shown
 
 # Keys of EnvPool's configuration that anybatch sets itself.
 _RESERVED = frozenset(
     {"num_envs", "batch_size", "num_threads", "max_num_players", "base_path"}
     | {"seed", "env_seed", "gym_reset_return_info"}
 )
+# Options that end the process, without an exception, where they are 0 or negative.
+_ENDS_THE_PROCESS = frozenset({"stack_num", "noop_max", "img_height", "img_width", "size"})
 
 
 def import_envpool() -> Any:
@@ -86,7 +88,10 @@ def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserve
         elif kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"env.options.{name} is {value!r}, and {env_id} takes a {kind.__name__} there.")
+            raise ConfigError(f"env.options.{name} is {shown(value)}, and {env_id} takes a {kind.__name__} there.")
+        if kind is int and not (1 if name in _ENDS_THE_PROCESS else -(2**31)) <= value < 2**31:
+            least = 1 if name in _ENDS_THE_PROCESS else "-2**31"
+            raise ConfigError(f"env.options.{name} is {shown(value)}, but must be at least {least} and below 2**31.")
         checked[name] = value
     return checked
 

@@ -15,12 +15,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv, derive_seeds
-from anybatch.envs.contract import CheckedEnv
+from anybatch.envs.contract import CheckedEnv, user_code
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
-from anybatch.envs.registry import FORMS, find_environment
+from anybatch.envs.registry import FORMS, check_not_standard, find_environment
 from anybatch.envs.timeout import TimedEnv
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import ConfigError, EnvError, user_code_error
 from anybatch.system.signals import ignoring_sigint
 
 _GYM_OPTIONS = ("max_episode_steps", "vectorization")
@@ -147,6 +147,8 @@ def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequenc
             return gymnasium.make(name, disable_env_checker=True, **kwargs)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
             raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
+        except BaseException as error:
+            raise user_code_error(error, f"making {env_id}") from error
 
     return _vectorize(make_env, options, seeds, env_id)
 
@@ -155,10 +157,13 @@ def _find_gym(name: str, env_id: str) -> Any:
     """The class or function behind ID or MODULE:ID; the module, imported first, registers the environment."""
     module, _, registered = name.rpartition(":")
     if module:
+        check_not_standard(module, env_id)
         try:
             importlib.import_module(module)
         except (ImportError, ValueError) as error:
             raise ConfigError(f"env.id is {env_id!r}, read as gym:MODULE:ID, but {error}.") from error
+        except BaseException as error:
+            raise user_code_error(error, f"importing {module}, for env.id {env_id!r},") from error
     try:
         spec = gymnasium.spec(registered)
         return load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
@@ -195,7 +200,10 @@ def _vectorize(
 
 
 def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int, env_id: str) -> AsyncVectorEnv:
-    makers = [lambda: CheckedEnv(make_env(), env_id)] * count
+    def maker(index: int) -> Callable[[], CheckedEnv]:
+        return lambda: CheckedEnv(make_env(), env_id, index)
+
+    makers = [maker(index) for index in range(count)]
     try:
         return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     except (EOFError, ConnectionError) as error:
@@ -219,7 +227,8 @@ def _make_callable(
     _check_arguments(make_env, parameters, env_id)
     if not is_vector:
         return _vectorize(functools.partial(_make_single, make_env, env_id), options, seeds, env_id)
-    env = make_env(num_envs=len(seeds))
+    with user_code(f"making {env_id}"):
+        env = make_env(num_envs=len(seeds))
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is "
@@ -232,7 +241,8 @@ def _make_callable(
 
 
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
-    env = make_env()
+    with user_code(f"making {env_id}"):
+        env = make_env()
     if not isinstance(env, gymnasium.Env):
         raise EnvError(f"{env_id} returned a {type(env).__name__}, where a gymnasium.Env is expected.")
     return env

@@ -11,9 +11,9 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import call_reset, call_step, warn_about_normalizers
+from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
-from anybatch.errors import EnvError
+from anybatch.errors import EnvError, UserCodeError, shown
 
 
 class GymnasiumLoop:
@@ -42,6 +42,7 @@ class GymnasiumLoop:
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self._seeds: list[int] | list[None] = list(seeds)
+        self._steps = 0
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
@@ -61,16 +62,21 @@ class GymnasiumLoop:
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         final: Observation | None = None
-        for index, env in enumerate(self._envs):
-            raw, one_reward, terminated[index], truncated[index], _ = call_step(env.step, native[index], self._env_id)
-            reward[index] = self._scalar(one_reward, index)
-            if terminated[index] or truncated[index]:
-                if not terminated[index]:
-                    # Copied before the reset, which may reuse the environment's own array.
-                    final = self._observations.empty(self.num_envs) if final is None else final
-                    self._observations.put(final, index, raw)
-                raw = call_reset(env.reset, self._env_id)[0]
-            self._observations.put(observation, index, raw)
+        index, self._steps = 0, self._steps + 1
+        try:
+            for index, env in enumerate(self._envs):
+                raw, one_reward, terminated[index], truncated[index], _ = step_one(env, native[index], self._env_id)
+                reward[index] = self._scalar(one_reward, index)
+                if terminated[index] or truncated[index]:
+                    if not terminated[index]:
+                        # Copied before the reset, which may reuse the environment's own array.
+                        final = self._observations.empty(self.num_envs) if final is None else final
+                        self._observations.put(final, index, raw)
+                    raw = call_reset(env.reset, self._env_id)[0]
+                self._observations.put(observation, index, raw)
+        except UserCodeError as error:
+            error.locate(f"environment {index}, step {self._steps}")
+            raise
         check_reward(reward, self._env_id)
         self._observations.check_finite(observation)
         self._last = observation
@@ -84,7 +90,8 @@ class GymnasiumLoop:
         """The state of all environments, or None if one of them cannot be saved."""
         states = []
         for env in self._envs:
-            state = snapshot.save(env)
+            with user_code(f"get_state of {self._env_id}"):
+                state = snapshot.save(env)
             if state is None:
                 return None
             states.append(state)
@@ -105,14 +112,21 @@ class GymnasiumLoop:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # if closing one of them fails, the others are closed all the same
-            for env in reversed(self._envs):
-                stack.callback(env.close)
+        failures: list[Exception] = []
+        for env in reversed(self._envs):
+            try:
+                with user_code(f"close of {self._env_id}"):
+                    env.close()
+            except Exception as error:  # the others are closed all the same, but not after an interrupt
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _scalar(self, reward: Any, index: int) -> float:
         try:
             return float(reward)
         except (TypeError, ValueError) as error:
             raise EnvError(
-                f"The reward of environment {index} of {self._env_id} is {reward!r}, where a single number is expected."
+                f"The reward of environment {index} of {self._env_id} is {shown(reward)}, where a single number is "
+                "expected."
             ) from error

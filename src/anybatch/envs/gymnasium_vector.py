@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.contract import call_reset, call_step, warn_about_normalizers
+from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
-from anybatch.errors import EnvError
+from anybatch.errors import EnvError, UserCodeError, shown
 from anybatch.system.signals import describe_exit
 
 _EXIT_SECONDS = 2.0  # after its connection has broken
@@ -63,6 +63,7 @@ class GymnasiumVector:
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self.takes_one_seed = not isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)
         self._seed: list[int] | int | None = int(seeds[0]) if self.takes_one_seed else list(seeds)
+        self._steps = 0
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
@@ -76,6 +77,7 @@ class GymnasiumVector:
         raw, raw_reward, raw_terminated, raw_truncated, infos = self._call(
             lambda: call_step(self._env.step, native, self._env_id)
         )
+        self._steps += 1
         observation = self._batch(raw)
         reward = self._vector(raw_reward, np.float32, "rewards")
         terminated = self._vector(raw_terminated, np.bool_, "terminations")
@@ -105,7 +107,8 @@ class GymnasiumVector:
         get_state = getattr(self._env, "get_state", None)
         if not callable(get_state) or not hasattr(self._env, "set_state"):
             return None
-        return {"env": copy.deepcopy(get_state())}  # the environment continues and may change it
+        with user_code(f"get_state of {self._env_id}"):
+            return {"env": copy.deepcopy(get_state())}  # the environment continues and may change it
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Pass the state to the environment's method `set_state(state)`."""
@@ -123,16 +126,23 @@ class GymnasiumVector:
         return picture(self._last, self._env_id)
 
     def close(self) -> None:
-        self._env.close()
+        with user_code(f"close of {self._env_id}"):
+            self._call(self._env.close)
 
     def _call(self, call: Callable[[], Any]) -> Any:
-        """Call the vector environment; if the call fails, end its processes, and explain the death of one of them."""
+        """Call the vector environment; if the call fails, end its processes, and explain the death of one of them.
+
+        An interrupt counts: the processes would not answer the next call, nor a call to close them.
+        """
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:
             if not isinstance(self._base, AsyncVectorEnv):
+                if isinstance(error, UserCodeError):
+                    error.locate(f"after {self._steps} steps")
                 raise
-            lost = isinstance(error, EOFError | ConnectionError)
+            cause = error.__cause__ if isinstance(error, UserCodeError) else error
+            lost = isinstance(cause, EOFError | ConnectionError)
             reason = _describe_dead_process(self._base, self._env_id) if lost else ""
             _kill(self._base)
             if lost:
@@ -145,7 +155,10 @@ class GymnasiumVector:
         return observation
 
     def _vector(self, raw: Any, dtype: type[np.generic], name: str) -> np.ndarray:
-        array = np.array(raw, dtype=dtype)
+        given = np.asarray(raw)
+        if given.dtype.kind not in "buif":  # the text "False" would count as true
+            raise EnvError(f"The {name} of {self._env_id} are {shown(raw)}, where numbers are expected.")
+        array = np.array(given, dtype=dtype)
         if array.shape != (self.num_envs,):
             raise EnvError(f"The {name} of {self._env_id} have shape {array.shape}, not {(self.num_envs,)}.")
         return array

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, user_code_error
 
 _unnamed: dict[str, Callable[..., Any]] = {}
 _MAIN = ("__main__", "__mp_main__")  # another program in every process; the second in children of multiprocessing
@@ -83,15 +83,34 @@ def find_environment(env_id: str) -> Callable[..., Any]:
         )
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
         raise ConfigError(f"env.id is {env_id!r}, which is no environment id: it must be {FORMS}")
+    check_not_standard(module, env_id)
     try:
         function = _attribute(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         hint = f"; did you mean 'gym:{env_id}'?" if re.search(r"-v\d+$", name) else f"; it must be {FORMS}"
         raise ConfigError(f"env.id is {env_id!r}, read as import.path:function, but {error}{hint}") from error
+    except BaseException as error:
+        raise user_code_error(error, f"importing {module}, for env.id {env_id!r},") from error
     if not callable(function):
         raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function")
+    check_not_standard(_home(function), env_id)
     result: Callable[..., Any] = function
     return result
+
+
+def check_not_standard(module: str, env_id: str) -> None:
+    """Raise ConfigError for a module of Python itself: it makes no environments, and may do harm (``os:system``)."""
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(
+            f"env.id is {env_id!r}, and {module} belongs to Python's standard library, which makes no environments"
+        )
+
+
+def _home(function: Any) -> str:
+    """The module that defines a callable; that of its type for an object or a method without one."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__module__", None) or type(function).__module__
 
 
 FORMS = (

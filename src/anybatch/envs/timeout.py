@@ -1,8 +1,9 @@
-"""A time limit for steps and resets, so that an environment that hangs ends the run."""
+"""A time limit for calls, so that an environment that hangs ends the run."""
 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +15,14 @@ from anybatch.errors import EnvError
 
 
 class TimedEnv:
-    """A vector environment with a time limit for steps and resets; see :class:`VectorEnv`.
+    """A vector environment with a time limit for each call but rendering; see :class:`VectorEnv`.
 
     They run in a separate thread, because a call that hangs cannot be ended, only abandoned. That costs some tens of
     microseconds a step.
     """
 
     def __init__(self, env: VectorEnv, seconds: float, env_id: str) -> None:
-        """``seconds`` is the time limit for a step or reset of all environments of ``env``."""
+        """``seconds`` is the time limit for a call of all environments of ``env``."""
         self.num_envs = env.num_envs
         self.observation_space = env.observation_space
         self.action_space = env.action_space
@@ -45,20 +46,27 @@ class TimedEnv:
         return steps
 
     def save_state(self) -> dict[str, Any] | None:
-        return self._env.save_state()
+        state: dict[str, Any] | None = self._call_with_limit(self._env.save_state, "get_state")
+        return state
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self._env.load_state(state)
+        self._call_with_limit(lambda: self._env.load_state(state), "set_state")
 
     def render(self) -> np.ndarray:
         return self._env.render()
 
     def close(self) -> None:
-        """Close the environments unless they hang, since closing would hang as well."""
+        """Close the environments unless they hang, since closing would hang as well; the thread stays if it does."""
+        if not self._hangs:
+            try:
+                self._call_with_limit(self._env.close, "close")
+            except EnvError as error:
+                if not self._hangs:
+                    raise
+                print(f"anybatch: {error}", file=sys.stderr, flush=True)  # the run itself is complete
         self._calls.put(None)
         if not self._hangs:
             self._thread.join()
-            self._env.close()
 
     def _call_with_limit(self, call: Callable[[], Any], name: str) -> Any:
         if not self._hangs:

@@ -22,29 +22,33 @@ from typing import Any
 
 from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
+from anybatch.runs.trust import require_trust
 from anybatch.scaling import scale
 
 _KEYS = ("base", "set", "variants", "vary", "seeds")
 
 
-def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> list[Job]:
+def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, trust_code: bool = False) -> list[Job]:
     """Read the jobs of a grid file, whose ``base`` can name one of the presets.
 
+    ``trust_code`` accepts environments and encoders that are import paths.
+
     Raises:
-        ConfigError: the file cannot be read, or an entry is invalid; the message names file and entry.
+        ConfigError: the file cannot be read, names code that is not trusted, or an entry is invalid; the message
+            names file and entry.
     """
     grid = _mapping(read_yaml(path), str(path))
     for key in grid:
         if key not in _KEYS:
-            raise ConfigError(f"{path} has {key!r}, but a grid file takes only {', '.join(_KEYS)}")
+            raise ConfigError(f"{path} has {shown(key)}, but a grid file takes only {', '.join(_KEYS)}")
     common = _mapping(grid.get("set") or {}, f"{path}: set")
     variants = _mapping(grid.get("variants") or {"": {}}, f"{path}: variants")
     vary = _mapping(grid.get("vary") or {}, f"{path}: vary")
     for name, values in vary.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: vary: {name} is {values!r}, but must be a list of values")
+            raise ConfigError(f"{path}: vary: {name} is {shown(values)}, but must be a list of values")
     jobs = []
     for name, changes in variants.items():
         fields = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
@@ -56,6 +60,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> l
                 config = _override_and_scale(base, {**common, **fields, **varied})
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
+            require_trust(config, path, trust_code=trust_code)
             jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
@@ -71,7 +76,7 @@ def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]
         return presets[name]()
     if not isinstance(name, str) or Path(name).suffix not in (".yaml", ".yml"):
         raise ConfigError(
-            f"{path}: base is {name!r}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
+            f"{path}: base is {shown(name)}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
         )
     return read_config_file(path.parent / name)
 
@@ -79,11 +84,11 @@ def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]
 def _seeds(value: Any, path: Path) -> list[int]:
     seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(seeds, list) or not seeds or not all(isinstance(x, int) and x >= 0 for x in seeds):
-        raise ConfigError(f"{path}: seeds is {value!r}, but must be a number of seeds, or a list of them")
+        raise ConfigError(f"{path}: seeds is {shown(value)}, but must be a number of seeds, or a list of them")
     return seeds
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must hold names and values, not {value!r}")
+        raise ConfigError(f"{where} must hold names and values, not {shown(value)}")
     return value

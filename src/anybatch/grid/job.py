@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from anybatch._version import __version__
 from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
+from anybatch.runs.trust import code_named
 
 JOB, LOG = "job.yaml", "log.txt"
 """Files that a grid adds to a run folder: the configuration, and what the run printed."""
@@ -61,7 +62,9 @@ class Outcome:
     def command(self) -> list[str]:
         """Arguments of ``anybatch`` that train the run, resume it, or return at once if it is done."""
         file = str(self.folder / JOB)
-        return ["train", file, "--seed", str(self.job.seed), "--out", str(self.folder), "--go-on", "--quiet"]
+        # the grid has been given this code; the user's key may be missing on another machine
+        trust = ["--trust-code"] if code_named(self.job.config) else []
+        return ["train", file, "--seed", str(self.job.seed), "--out", str(self.folder), "--go-on", "--quiet", *trust]
 
 
 @dataclass(frozen=True)

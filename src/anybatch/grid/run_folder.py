@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from anybatch.scaling.changes import Change
 if TYPE_CHECKING:
     from anybatch.training import TrainResult
 
-_LOCK = "lock"
 _TAIL_BYTES = 1 << 14
 
 
@@ -32,6 +30,7 @@ def train_or_resume(
         EnvError, DivergenceError: as for :func:`anybatch.training.train`.
     """
     from anybatch.distributed.collectives import joined_process_group, on_main
+    from anybatch.runs.owned import owned
     from anybatch.runs.run import read_config
     from anybatch.training import TrainResult, resume, train
 
@@ -50,12 +49,12 @@ def train_or_resume(
             (folder / CONFIG).unlink()
         return None
 
-    with joined_process_group(), _locked(folder):
+    with joined_process_group(), owned(folder):
         result = on_main(previous_result)
         if result is not None:
             return result
         if on_main((folder / CONFIG).exists):
-            return resume(folder, quiet=quiet)
+            return resume(folder, quiet=quiet, trust_code=True)  # the configuration is that of the caller
         return train(config, folder, seed, quiet=quiet, changes=changes)
 
 
@@ -88,25 +87,3 @@ def _newest_checkpoint(folder: Path) -> int | None:
 
     paths = checkpoints(folder / CHECKPOINTS)
     return int(paths[-1].stem.split("-")[1]) if paths else None
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from training the same run. The operating system frees the lock when the process ends."""
-    from filelock import FileLock, Timeout
-
-    from anybatch.distributed.collectives import on_main
-
-    def acquire() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            raise ConfigError(f"out is {str(folder)!r}, which another process is training at this moment") from None
-
-    lock = FileLock(folder / _LOCK)
-    try:
-        on_main(acquire)
-        yield
-    finally:
-        lock.release()

@@ -27,6 +27,7 @@ from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
 from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
 from anybatch.grid.run_folder import finished, last_row
+from anybatch.runs.owned import refuse_links
 from anybatch.system.atomic_files import write_text
 from anybatch.system.processes import ChildProcess
 from anybatch.system.signals import Interrupts
@@ -107,11 +108,13 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
         validate(job.config)
     outcomes = [Outcome(job, Path(folder).absolute() / name) for name, job in distinct.items()]
     for outcome in outcomes:
+        refuse_links(outcome.folder)
         path, job = outcome.folder / JOB, outcome.job
-        if not path.exists():
+        text = to_yaml(job.config, anybatch=__version__, seed=job.seed)
+        if not path.is_file() or path.read_bytes() != text.encode():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, to_yaml(job.config, anybatch=__version__, seed=job.seed))
+                write_text(path, text)
             except OSError as error:
                 reason = f"which cannot be written: {error.strerror}"
                 raise ConfigError(f"the grid's folder is {str(folder)!r}, {reason}") from error

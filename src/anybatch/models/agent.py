@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.config.schema import GaussianConfig, ModelConfig, ObservationConfig
+from anybatch.distributed.random_state import seeding
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.distributions import Distribution
@@ -231,7 +232,7 @@ def build_agent(
     action_spec = ActionSpec(action_space, squash=config.gaussian.squash)
     normalize = observation is not None and observation.normalize
     normalizer = ObservationNormalizer(observation_space, observation.clip) if observation and normalize else None
-    with torch.random.fork_rng(devices=[]):
+    with seeding, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
         torch.default_generator.manual_seed(seed)
         encoder = build_encoder(config, observation_space)

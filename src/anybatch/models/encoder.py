@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.config.schema import ModelConfig, Scalar
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, user_code_error
 from anybatch.models.images import image_layout
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.layers import ArrayFunction, declared
@@ -143,10 +144,14 @@ def _check_options(options: Mapping[str, Scalar], allowed: set[str]) -> None:
 
 def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping[str, Scalar]) -> nn.Module:
     module_name, _, class_name = path.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"model.encoder is {path!r}, but {module_name} belongs to Python's standard library.")
     try:
         encoder_class = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"model.encoder is {path!r}, which cannot be imported: {error}.") from error
+    except BaseException as error:
+        raise user_code_error(error, f"importing {module_name}, for model.encoder {path!r},") from error
     if not (isinstance(encoder_class, type) and issubclass(encoder_class, nn.Module)):
         raise ConfigError(f"model.encoder is {path!r}, which is not a subclass of torch.nn.Module.")
     parameters = list(inspect.signature(encoder_class).parameters.values())
@@ -158,7 +163,10 @@ def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping
         raise ConfigError(
             f"model.encoder is {path!r}, which cannot be built from the observation space and model.options: {error}."
         ) from error
-    encoder: nn.Module = encoder_class(observation_space, **options)
+    try:
+        encoder: nn.Module = encoder_class(observation_space, **options)
+    except BaseException as error:
+        raise user_code_error(error, f"building model.encoder {path!r}") from error
     if not isinstance(getattr(encoder, "out_features", None), int):
         raise ConfigError(f"model.encoder is {path!r}, which lacks the integer attribute out_features.")
     if not hasattr(encoder, "low_precision"):

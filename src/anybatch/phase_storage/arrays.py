@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anybatch.system.atomic_files import naming
+
 
 class RamArray:
     """A fixed number of samples (count, *shape) in memory; pages are taken as samples are written."""
@@ -69,8 +71,9 @@ class DiskArray:
         content = samples.detach().to("cpu", self._dtype).contiguous().numpy()
         left = content.reshape(-1).view(np.uint8).data
         self._file.seek(start * self._sample_bytes)
-        while left:
-            left = left[self._file.write(left) :]
+        with naming(Path(self._file.name)):
+            while left:
+                left = left[self._file.write(left) :]
 
     def read_range(self, start: int, stop: int) -> Tensor:
         return self._read([start], stop - start)

@@ -24,6 +24,7 @@ from anybatch.distributed.collectives import (
     rank,
     world_size,
 )
+from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
@@ -37,6 +38,7 @@ from anybatch.phase_storage.store import SegmentStore
 from anybatch.policy_phase import Learner
 from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
 from anybatch.runs.saved_spaces import SavedSpaces
+from anybatch.runs.size import check_size, networks_that_fit
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.sampling.ray import RayActors, Seeds
 from anybatch.sampling.rollout import Rollout, Sampler, collect
@@ -110,13 +112,16 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         """Seed of one purpose; a checkpoint restores its generator, except for a worker that it does not know."""
         return stream_seed(seed, name, rank(), env_stream)
 
-    torch.manual_seed(stream("torch"))  # for random layers of a user's encoder, such as dropout
+    with seeding:
+        torch.manual_seed(stream("torch"))  # for random layers of a user's encoder, such as dropout
     device = resolve_device(local_device(config.device))
     prepare_device(device)
+    check_size(config, num_envs, device)
     # Ray's workers make their own environments
     env = make(config.env, 1 if config.rollout.source.ray_workers else num_envs, stream("env"))
     with contextlib.ExitStack() as undo:
         undo.callback(env.close)
+        check_size(config, num_envs, device, env.observation_space)
         learner = _learner(config, env, device, stream_seed(seed, "model", 0, 0), stream("shuffle"))
         auxiliary = _auxiliary(config, learner, env, num_envs, stream("auxiliary"), segments)
         sampler = _sampler(config, env, learner.action_spec, torch.Generator(device).manual_seed(stream("action")))
@@ -137,15 +142,16 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
 
 
 def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_seed: int, shuffle_seed: int) -> Learner:
-    agent = build_agent(
-        config.model,
-        env.observation_space,
-        env.action_space,
-        observation=config.observation,
-        precision=resolve_precision(config.precision, device),
-        auxiliary_head=config.aux.enabled,
-        seed=model_seed,
-    ).to(device)
+    with networks_that_fit():
+        agent = build_agent(
+            config.model,
+            env.observation_space,
+            env.action_space,
+            observation=config.observation,
+            precision=resolve_precision(config.precision, device),
+            auxiliary_head=config.aux.enabled,
+            seed=model_seed,
+        ).to(device)
     broadcast_(agent)
     learner = Learner(
         config=config,

@@ -25,9 +25,10 @@ from anybatch.errors import AnybatchError, CheckpointError, ConfigError, Diverge
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
-from anybatch.runs.files import CHECKPOINTS
+from anybatch.runs.files import CHECKPOINTS, CONFIG
 from anybatch.runs.run import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
+from anybatch.runs.trust import require_trust
 from anybatch.sampling.rollout import to_device
 
 _MAX_ENVS = 64
@@ -119,6 +120,7 @@ def load_policy(
     device: str = "auto",
     precision: str | None = None,
     env: str | Callable[..., Any] | None = None,
+    trust_code: bool = False,
 ) -> LoadedPolicy:
     """Load the policy of a run from its newest intact checkpoint; the environment is not started.
 
@@ -128,13 +130,16 @@ def load_policy(
         precision: fp32, bf16 or auto; None for that of the training. Exporting needs fp32.
         env: the environment's id or callable, to be made with the run's options when it is evaluated; a callable
             without an import path has to be passed in every process.
+        trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
+            made the run on this machine.
 
     Raises:
         CheckpointError: the folder is not a run folder, or has no intact checkpoint that fits its configuration.
-        ConfigError: the device or precision does not exist.
+        ConfigError: the device or precision does not exist, or the configuration names code of somebody else.
     """
     folder = Path(run_dir)
     config, _ = read_config(folder)
+    require_trust(config, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
     for sentence in encoder_of_this_program(config):
         warnings.warn(sentence, stacklevel=2)
     if env is not None:

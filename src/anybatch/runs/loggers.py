@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -37,18 +38,29 @@ class TensorBoardLog:
         """Open the events file. Events from `purge_step` on, in a run that is resumed, are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = str(Path(run_dir) / "tensorboard")
-        self._writer: Any = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
+        self._folder = Path(run_dir) / "tensorboard"
+        self._hook = threading.excepthook
+        threading.excepthook = self._in_thread
+        self._writer: Any = SummaryWriter(str(self._folder), purge_step=purge_step, flush_secs=10)
 
     def write(self, row: Row) -> None:
         """Write the numbers of the row that are not missing."""
-        for column, value in row.items():
-            if column != "env_steps" and as_text(value):
-                self._writer.add_scalar(column, float(value), global_step=int(row["env_steps"]))
+        with atomic.naming(self._folder):
+            for column, value in row.items():
+                if column != "env_steps" and as_text(value):
+                    self._writer.add_scalar(column, float(value), global_step=int(row["env_steps"]))
 
     def close(self) -> None:
         """Flush and close the events file."""
-        self._writer.close()
+        if threading.excepthook == self._in_thread:
+            threading.excepthook = self._hook
+        with atomic.naming(self._folder):
+            self._writer.close()
+
+    def _in_thread(self, failure: Any) -> None:
+        """Leave errors of TensorBoard's thread to the next call, which raises them again, without a second report."""
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__name__ == "_AsyncWriterThread"):
+            self._hook(failure)
 
 
 class WandbLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -70,20 +71,22 @@ class ProgressLog:
     def close(self) -> None:
         """Sync the file to the disk and close it."""
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with atomic.naming(self.path), contextlib.closing(self._file):
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def _append(self, rows: Sequence[Mapping[str, str]]) -> None:
         new = [column for column in dict.fromkeys(c for row in rows for c in row) if column not in self._columns]
         if new:
             _, old, _ = _load(self.path)
             self._rewrite([*self._columns, *new], [row + [""] * len(new) for row in old])
-        self._file.write(b"".join(_line([row.get(column, "") for column in self._columns]) for row in rows))
-        self._file.flush()
-        if time.monotonic() - self._synced >= _SYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
+        lines = b"".join(_line([row.get(column, "") for column in self._columns]) for row in rows)
+        with atomic.naming(self.path):
+            self._file.write(lines)
+            self._file.flush()
+            if time.monotonic() - self._synced >= _SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
 
     def _rewrite(self, header: list[str], rows: Sequence[Sequence[str]]) -> None:
         self._file.close()

@@ -12,10 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from anybatch._version import __version__
-from anybatch.config.io import from_dict, to_yaml
+from anybatch.config.io import from_dict, read_yaml, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
 from anybatch.diagnostics.doctor import LiveDoctor
@@ -33,17 +31,23 @@ from anybatch.envs.registry import environment_id, is_importable
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.optimizers import scheduled
 from anybatch.runs import checkpoint
+from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row
 from anybatch.runs.resharding import state_of, worker_entries
+from anybatch.runs.trust import SIGNATURE, require_trust, signature
 from anybatch.sampling.rollout import Sampled
 from anybatch.scaling import table
 from anybatch.scaling.changes import Change
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
 _IN_MAIN = "__main__:"  # an import path that names something else in every program
-_LONG_ITERATION_SECONDS = 3.0
+_LONG_ITERATION_SECONDS = 1.5  # below the patience of a stop request
+_COUNTERS: dict[str, Any] = {
+    **dict.fromkeys(("iteration", "env_steps", "gradient_steps", "episodes"), int),
+    **{"seconds": int | float, "returns": list, "lengths": list, "row": dict | None},
+}
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -165,7 +169,7 @@ class Run:
         # tensors of other GPUs would be allocated on that of worker 0
         workers = gather_to_main(on_cpu(entries) if world_size() > 1 else entries)
         if workers is not None:
-            content = {"run": self.state_dict(), "seed": self.seed, "state": state}
+            content = {"run": self.state_dict(), "seed": self.seed, "state": state, **circumstances(self.config)}
             if len(workers) > 1:  # else the state has everything
                 content["workers"] = workers
             checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
@@ -193,7 +197,7 @@ class Run:
 
     def write_config(self) -> None:
         """Write the configuration to config.yaml."""
-        on_main(lambda: write_text(self.folder / CONFIG, to_yaml(self.config, anybatch=__version__, seed=self.seed)))
+        on_main(lambda: _write_config(self.folder, self.config, self.seed))
 
     def message(self, text: str) -> None:
         """Print a line for the user."""
@@ -231,7 +235,7 @@ def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, cha
             if changes:
                 write_text(folder / SCALING_TABLE, table(changes) + "\n")
                 write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
-            write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed))
+            _write_config(folder, config, seed)
         except OSError as error:
             raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
 
@@ -266,6 +270,10 @@ def encoder_of_this_program(config: TrainConfig) -> list[str]:
     return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is taken for it"]
 
 
+def _write_config(folder: Path, config: TrainConfig, seed: int) -> None:
+    write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed, **signature(config)))
+
+
 def _has_begun(folder: Path) -> bool:
     """Whether there is something to lose; a run that found no room for its data has written its configuration alone."""
     progress = folder / PROGRESS
@@ -278,19 +286,26 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     Raises:
         CheckpointError: it is not a run folder.
     """
+    path = folder / CONFIG
+    if not path.exists():
+        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:
-        values = yaml.safe_load((folder / CONFIG).read_text())
+        values = read_yaml(path)
         values.pop("anybatch")
         seed = check_integer("seed", values.pop("seed"), at_least=0)
+        values.pop(SIGNATURE, None)
         return from_dict(values), seed
-    except OSError as error:
-        raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}") from error
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{str(folder / CONFIG)!r} is damaged: {str(error).splitlines()[0]}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{str(path)!r} is damaged: {str(error).splitlines()[0]}") from error
 
 
 def open_run(
-    folder: Path, *, env: str | Callable[..., Any] | None = None, total_env_steps: int | None = None, quiet: bool
+    folder: Path,
+    *,
+    env: str | Callable[..., Any] | None = None,
+    total_env_steps: int | None = None,
+    trust_code: bool = False,
+    quiet: bool,
 ) -> tuple[Run, dict[str, Any]]:
     """Open a run folder to go on with it; :meth:`Run.write_config` then keeps what has changed.
 
@@ -298,6 +313,7 @@ def open_run(
         folder: the run folder.
         env: replaces the environment of the configuration.
         total_env_steps: replaces the configuration's.
+        trust_code: import the code that the configuration names even if this user has not made the run.
         quiet: show no progress.
 
     Returns:
@@ -305,16 +321,17 @@ def open_run(
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
-        ConfigError: ``total_env_steps`` is not above what is done.
+        ConfigError: ``total_env_steps`` is not above what is done, or the configuration names code of somebody else.
     """
     env_id = None if env is None else environment_id(env)
 
     def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
         recorded, seed = read_config(folder)
-        content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+        require_trust(recorded, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
+        content, passed_over = _newest_content(folder, seed)
         remove_leftovers(folder / CHECKPOINTS)
         sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]
-        sentences += encoder_of_this_program(recorded)
+        sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:
@@ -335,6 +352,23 @@ def open_run(
     for sentence in sentences:
         run.message(sentence)
     return run, content
+
+
+def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
+    """Content of the newest intact checkpoint, and a sentence for each file that was passed over."""
+    if not checkpoint.checkpoints(folder / CHECKPOINTS):
+        raise CheckpointError(
+            f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
+            f"again: anybatch train {folder / CONFIG} --out {folder} --seed {seed}"
+        )
+    content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
+    run = content.get("run") if isinstance(content, dict) else None
+    complete = isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in _COUNTERS.items())
+    if not complete or not {"seed", "state"} <= content.keys():
+        raise CheckpointError(
+            f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing or of another type"
+        )
+    return content, passed_over
 
 
 def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> list[str]:

@@ -24,7 +24,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import is_distributed, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError, EnvError
+from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, collect
@@ -34,7 +34,8 @@ from anybatch.system.signals import Interrupts
 
 _CPU = torch.device("cpu")
 _POLL_SECONDS = 0.1
-_MAX_DEATHS = 3  # in a row, of one worker; its environments are probably at fault
+_MAX_DEATHS = 3  # of one worker, less _FORGIVEN for each rollout that it finished; its environments must be at fault
+_FORGIVEN = 0.1
 
 Seeds = Callable[[int, int], tuple[int, int]]
 """Seeds of environments and actions, given a worker's number and the number of its earlier starts."""
@@ -144,7 +145,7 @@ class RayActors:
         self._last_requested: int | None = None  # number of a rollout
         workers = range(count)
         self._starts = [0 for _ in workers]
-        self._deaths = [0 for _ in workers]  # since the worker last finished a rollout
+        self._deaths = [0.0 for _ in workers]
         self._workers = [self._start(number) for number in workers]
         self._requests: list[deque[_Request]] = [deque() for _ in workers]
 
@@ -216,22 +217,21 @@ class RayActors:
                     self._interrupts.check()
                 result: tuple[dict[str, Any], dict[str, Any]] = self._ray.get(requests[0].result)
             except self._ray.exceptions.RayTaskError as error:
-                raise error.cause or error from None
+                raise error.cause or error from (error if isinstance(error.cause, UserCodeError) else None)
             except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
                 self._restart(number, error)
             else:
                 requests.popleft()
-                self._deaths[number] = 0
+                self._deaths[number] = max(0.0, self._deaths[number] - _FORGIVEN)
                 return result
 
     def _restart(self, number: int, error: Exception) -> None:
         """Replace a dead worker, and request its unfinished rollouts again."""
         self._deaths[number] += 1
-        if self._deaths[number] == _MAX_DEATHS:
-            raise EnvError(
-                f"Ray worker {number} of {self._config.env.id} has died {_MAX_DEATHS} times without finishing a "
-                f"rollout: {_reason(error)}"
-            ) from error
+        reason = f"Ray worker {number} of {self._config.env.id} has died"
+        if self._deaths[number] > _MAX_DEATHS - 1:
+            raise EnvError(f"{reason} {self._starts[number]} times, too often to go on: {_reason(error)}") from error
+        print(f"{reason} and is started again: {_reason(error)}", file=sys.stderr, flush=True)
         self._workers[number] = self._start(number)
         for order in self._requests[number]:
             if not self._finished(order):

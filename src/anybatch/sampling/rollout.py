@@ -20,7 +20,7 @@ from anybatch.models.normalizer import rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
 from anybatch.sampling.observation_buffer import ObservationBuffer
-from anybatch.system.signals import Interrupts
+from anybatch.system.signals import Interrupts, interruptible
 
 __all__ = ["EpisodeTracker", "Rollout", "Sampled", "Sampler", "Steps", "collect"]
 
@@ -161,7 +161,8 @@ class Sampler:
         """State for a checkpoint; ``env`` is None where the environments' state cannot be saved."""
         env_state, observation = None, None
         if self.observation is not None:
-            env_state = self.env.save_state()
+            with interruptible():
+                env_state = self.env.save_state()
             observation = None if env_state is None else map_observation(_to_tensor, self.observation)
         return {
             "env": env_state,

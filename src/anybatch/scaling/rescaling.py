@@ -17,6 +17,7 @@ from typing import Literal, TypedDict, Unpack
 
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import MOST_ENVS
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
@@ -107,6 +108,8 @@ def scale(
             f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
             f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
         )
+    if num_envs / c > MOST_ENVS:
+        raise ConfigError(f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}")
     fewer = round(num_envs / c)
     if abs(num_envs / c - fewer) > 1e-9 * fewer:
         raise ConfigError(
@@ -156,6 +159,8 @@ def rescale(
     for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False):
         if number is not None and number < 1:
             raise ConfigError(f"{field} is {number}, but must be an integer of at least 1")
+    if num_envs is not None and num_envs > MOST_ENVS:
+        raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
     new_minibatches, reason = minibatches or config.optimizer.minibatches, ASKED
     if rule == "fixed-minibatch":

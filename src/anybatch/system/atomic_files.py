@@ -12,6 +12,17 @@ _SUFFIX = ".tmp"
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the name of a file to errors of the operating system, such as a full disk, that have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write to, which replaces `path` when the block ends without an exception.
 
@@ -20,7 +31,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{_SUFFIX}")
     try:
-        with open(temporary, "wb") as file:
+        temporary.unlink(missing_ok=True)
+        # "x": never through a link that somebody put there
+        with naming(path), open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -18,6 +18,12 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent(number: int = signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM) -> None:
+    """Have this process sent a signal when its parent dies, however that happens; on Linux only."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, int(number))
+
+
 class ChildProcess:
     """A command with its output appended to a log file.
 
@@ -46,8 +52,7 @@ class ChildProcess:
         self._detached = detached
 
         def prepare() -> None:
-            if _LIBC is not None:
-                _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM if detached else signal.SIGKILL)
+            end_with_parent(signal.SIGTERM if detached else signal.SIGKILL)
 
         with open(log, "ab") as file:
             self._process = subprocess.Popen(

@@ -9,15 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
+from typing import NoReturn
 
+from anybatch.errors import Interrupted
+
+INTERRUPTED = 130
+"""Exit code of a run that was asked to stop, and can be resumed."""
 HUNG_THREADS = "anybatch-"
 """Prefix of the names of threads that step environments."""
-
-
-class Interrupted(BaseException):
-    """The run was asked to stop. Like KeyboardInterrupt, it is not caught by ``except Exception``."""
 
 
 class Interrupts:
@@ -26,10 +27,14 @@ class Interrupts:
     An iteration that takes longer than another ``patience`` seconds is abandoned: :meth:`check`, called between
     environment steps and between gradient steps, raises :class:`Interrupted`, and the run can be resumed from its last
     checkpoint. A second signal abandons the iteration at once. If a step hangs, no check is reached; within
-    :meth:`interruptible` the signal handler itself raises, which ends any wait in Python.
+    :meth:`interruptible` the signal handler itself raises, which ends any wait in Python. Code that swallows the
+    exception, or hangs outside Python, can only be ended together with the process.
     """
 
-    def __init__(self, patience: float = 4.0, *, echo: float = 0.0) -> None:
+    active: Interrupts | None = None
+    """The object that handles the signals of this process at present."""
+
+    def __init__(self, patience: float = 2.0, *, echo: float = 0.0) -> None:
         """Begin without a request.
 
         Args:
@@ -42,8 +47,11 @@ class Interrupts:
         self.call_interrupted = False
         """Whether a call within :meth:`interruptible` was abandoned; its object must not be used again."""
         self._deadline: float | None = None
-        self._interruptible = False
-        self._alarm: threading.Timer | None = None
+        self._section = 0  # number of the interruptible call that is running; 0 for none
+        self._sections = 0
+        self._watcher: threading.Thread | None = None
+        self._left = threading.Event()
+        self._outer: Interrupts | None = None
         self._first_signal: float | None = None
         self._previous: dict[int, object] = {}
 
@@ -70,15 +78,17 @@ class Interrupts:
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         """Within this context a signal raises :class:`Interrupted` inside a call once the patience has run out."""
-        self._interruptible = True
+        outer, self._sections = self._section, self._sections + 1
+        self._section = self._sections
         try:
             yield
         finally:
-            self._interruptible = False
+            self._section = outer
 
     def __enter__(self) -> Interrupts:
         """Catch SIGINT and SIGTERM (in the main thread; elsewhere only :meth:`request` counts)."""
         if threading.current_thread() is threading.main_thread():
+            self._outer, Interrupts.active = Interrupts.active, self
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
@@ -87,10 +97,12 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Restore the previous signal handlers."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm.join()
-            self._alarm = None
+        if self._watcher is not None:
+            self._left.set()
+            self._watcher.join()
+            self._watcher = None
+        if Interrupts.active is self:
+            Interrupts.active = self._outer
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
@@ -100,16 +112,30 @@ class Interrupts:
         if self._first_signal is None or now - self._first_signal >= self.echo:
             self._first_signal = now if self._first_signal is None else self._first_signal
             self.request()
-        if self._alarm is None and hasattr(signal, "pthread_kill"):
-            # signal again when the patience has run out, which is the only way to end a waiting call
-            self._alarm = threading.Timer(
-                self.patience, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
-            )
-            self._alarm.daemon = True
-            self._alarm.start()
-        if self._interruptible and self.overdue:
+        if self._watcher is None and hasattr(signal, "pthread_kill"):
+            self._left.clear()
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+        if self._section and self.overdue:
             self.call_interrupted = True
             raise Interrupted
+
+    def _watch(self) -> None:
+        """Signal again when the patience has run out, the only way to end a waiting call; then end the process."""
+        signalled = 0
+        while not self._left.wait(self.patience):
+            if signalled and signalled == self._section:
+                print("anybatch: a call of the environment cannot be interrupted, so the process ends", file=sys.stderr)
+                exit_now(INTERRUPTED)
+            signalled = self._section
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """:meth:`Interrupts.interruptible` of the object that handles this process's signals, in the main thread."""
+    if Interrupts.active is None or threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return Interrupts.active.interruptible()
 
 
 def describe_exit(code: int) -> str:
@@ -143,8 +169,14 @@ def exit_beside_hung_threads(code: int) -> None:
     The environments' processes are killed as well.
     """
     if any(thread.name.startswith(HUNG_THREADS) for thread in threading.enumerate()):
-        for process in multiprocessing.active_children():
-            process.kill()
+        exit_now(code)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the program without cleaning up, and its child processes of :mod:`multiprocessing`."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: a signal handler interrupted the same flush
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)
+    os._exit(code)

@@ -21,6 +21,7 @@ from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
+from anybatch.system.processes import end_with_parent
 from anybatch.training import train
 
 Run = tuple[TrainConfig, int]
@@ -112,13 +113,18 @@ def _work(
         return
     # spawned, not forked: EnvPool and torch have threads
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=_start_process) as pool:
         pending = [pool.submit(_train, stack, launcher, folder, rows) for stack in work]
         try:
             for future in as_completed(pending):
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _start_process() -> None:
+    torch.set_num_threads(1)
+    end_with_parent()  # a killed parent gives no more work, and leaves nobody to keep the results
 
 
 def _train(stack: Sequence[Run], launcher: str, folder: Path, rows: int | None) -> int:

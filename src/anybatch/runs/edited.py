@@ -1,0 +1,52 @@
+"""Differences between a checkpoint and the configuration and process that continue from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from anybatch._version import __version__
+from anybatch.config import fields
+from anybatch.config.io import from_dict, to_dict
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import CheckpointError, ConfigError, shown
+
+
+def circumstances(config: TrainConfig) -> dict[str, Any]:
+    """Entries of a checkpoint that :func:`differences` compares later."""
+    return {"config": to_dict(config), "version": __version__, "threads": torch.get_num_threads()}
+
+
+def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> list[str]:
+    """Sentences about what has changed since a checkpoint; of an old one without the entries, about the seed alone.
+
+    Raises:
+        CheckpointError: the optimiser is of another kind, whose state does not fit.
+    """
+    changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is {seed}"]
+    sentences = []
+    if "config" in content:
+        try:
+            before = from_dict(content["config"])
+        except ConfigError:  # it has fields of another version
+            before = config
+        pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
+        changed += [f"{name} was {shown(a)} and is {shown(b)}" for name, (a, b) in pairs.items() if a != b]
+        if before.optimizer.kind != config.optimizer.kind:
+            raise CheckpointError(
+                f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
+                f"{config.optimizer.kind} in config.yaml, but the optimiser's state cannot be converted: change it back"
+            )
+    if changed:
+        sentences.append(f"config.yaml was edited after the checkpoint: {'; '.join(changed)}")
+    if content.get("version", __version__) != __version__:
+        sentences.append(f"the checkpoint was written by anybatch {content['version']}, and this is {__version__}")
+    threads = torch.get_num_threads()
+    if content.get("threads", threads) != threads:
+        sentences.append(
+            f"the checkpoint was written with {content['threads']} threads, and PyTorch has {threads} now: rounding "
+            "differs, so the run continues with other numbers (OMP_NUM_THREADS)"
+        )
+    return sentences

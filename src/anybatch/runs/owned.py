@@ -1,0 +1,53 @@
+"""Sole ownership of a run folder while a process writes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from anybatch.distributed.collectives import on_main
+from anybatch.errors import ConfigError
+
+_LOCK = "lock"
+
+
+@contextlib.contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to a run folder, which is made if it is missing.
+
+    The operating system frees the lock when the process ends, however it ends. A block inside another one of the same
+    thread does nothing.
+
+    Raises:
+        ConfigError: another process is training there, the folder cannot be written, or it contains symbolic links.
+    """
+    lock = FileLock(folder / _LOCK, blocking=False, is_singleton=True)
+
+    def acquire() -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            refuse_links(folder)
+            lock.acquire()
+        except Timeout:
+            raise ConfigError(f"another process is training in {str(folder)!r} at this moment") from None
+        except OSError as error:
+            raise ConfigError(f"{str(folder)!r} cannot be written: {error.strerror or error}") from error
+
+    try:
+        on_main(acquire)
+        yield
+    finally:
+        lock.release()
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise ConfigError for a symbolic link in a run folder: what is written there would be written elsewhere."""
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink():
+                raise ConfigError(f"{str(path)!r} is a symbolic link, and a run folder with links is not written to")

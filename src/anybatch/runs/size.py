@@ -1,0 +1,62 @@
+"""Memory of a rollout, so that one that cannot fit is refused before anything is made."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import torch
+
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import AnybatchError, ConfigError
+from anybatch.system.memory import free_memory
+
+_BYTES_BESIDE_OBSERVATION = 48  # action, rewards, values, log-probabilities, advantages and flags of a sample
+
+
+def check_size(
+    config: TrainConfig, num_envs: int, device: torch.device, space: gymnasium.Space[Any] | None = None
+) -> None:
+    """Refuse a rollout that is larger than the memory.
+
+    Args:
+        config: the configuration.
+        num_envs: environments of this worker.
+        device: where rollouts are kept.
+        space: of a single observation; None counts only what any environment needs.
+
+    Raises:
+        ConfigError: it does not fit; with the bytes that it needs.
+    """
+    observation = 0 if space is None else _bytes(space)
+    need = num_envs * config.rollout.steps * (observation + _BYTES_BESIDE_OBSERVATION) * (1 + config.rollout.source.lag)
+    on_gpu = device.type == "cuda"
+    limit = torch.cuda.get_device_properties(device).total_memory if on_gpu else free_memory()
+    if need > limit:
+        raise ConfigError(
+            f"env.num_envs {num_envs:,} and rollout.steps {config.rollout.steps:,} need {need / 1e9:,.1f} GB for "
+            f"rollouts, and {'the GPU has' if on_gpu else 'there are'} {limit / 1e9:,.1f} GB: choose smaller ones"
+        )
+
+
+@contextlib.contextmanager
+def networks_that_fit() -> Iterator[None]:
+    """Explain the failure to allocate networks in the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        line = str(error).splitlines()[0] if str(error) else "out of memory"
+        if isinstance(error, AnybatchError) or not re.search(r"alloc|overflow|out of memory", line):
+            raise
+        raise ConfigError(f"the networks of model.options do not fit into memory: {line}") from error
+
+
+def _bytes(space: gymnasium.Space[Any]) -> int:
+    """Bytes of an observation."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return sum(_bytes(leaf) for leaf in space.values())
+    return math.prod(space.shape or ()) * (space.dtype.itemsize if space.dtype is not None else 1)

@@ -1,0 +1,169 @@
+"""Resuming after config.yaml, the version or the threads have changed, and from files that are no checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from anybatch.cli.main import main
+from anybatch.config.io import read_yaml
+from anybatch.presets import ppo
+from anybatch.runs import checkpoint
+from anybatch.runs.evaluation import load_policy
+from anybatch.training import resume, train
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = ppo(
+        "gym:CartPole-v1",
+        num_envs=2,
+        steps=4,
+        minibatches=2,
+        total_env_steps=16,
+        tensorboard=False,
+        device="cpu",
+        model={"encoder": "mlp", "options": {"width": 4, "depth": 1}},
+    )
+    train(config, tmp_path / "run", quiet=True)
+    return tmp_path / "run"
+
+
+def edit(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    values = read_yaml(run / "config.yaml")
+    change(values)
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+
+
+def rewrite(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Replace the newest checkpoint by one of other content, with its digest."""
+    path = checkpoint.checkpoints(run / "checkpoints")[-1]
+    content = checkpoint.load(path)
+    changed = change(content)
+    for other in checkpoint.checkpoints(run / "checkpoints"):
+        other.unlink()
+    checkpoint.save(run / "checkpoints", 2, content if changed is None else changed, 1)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value", "sentence"),
+    [
+        (None, "seed", 7, "seed was 0 and is 7"),
+        ("optimizer", "adam_eps", 0.1, "optimizer.adam_eps was 1e-08 and is 0.1"),
+        ("env", "id", "gym:CartPole-v0", "env.id was 'gym:CartPole-v1' and is 'gym:CartPole-v0'"),
+        (None, "total_env_steps", 24, "total_env_steps was 16 and is 24"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*out of date")
+def test_edits_are_named(
+    section: str | None, name: str, value: Any, sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(run, lambda values: (values[section] if section else values).update({name: value}))
+    resume(run, quiet=True)
+    assert f"config.yaml was edited after the checkpoint: {sentence}\n" in capsys.readouterr().err
+
+
+def test_without_a_change_nothing_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resume(run, total_env_steps=24, quiet=True)
+    resume(run, quiet=True)
+    assert not capsys.readouterr().err
+
+
+def test_edited_numbers_of_the_optimiser_take_effect(run: Path) -> None:
+    edit(run, lambda values: values["optimizer"].update(adam_eps=0.1, adam_betas=[0.5, 0.6]))
+    resume(run, total_env_steps=24, quiet=True)
+    state = checkpoint.load_newest(run / "checkpoints")[0]["state"]["optimizers"]["joint"]
+    assert (state["param_groups"][0]["eps"], tuple(state["param_groups"][0]["betas"])) == (0.1, (0.5, 0.6))
+
+
+def test_another_version_and_other_threads_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(run, lambda content: content.update(version="0.0.1", threads=77))
+    resume(run, quiet=True)
+    error = capsys.readouterr().err
+    assert "was written by anybatch 0.0.1" in error
+    assert f"with 77 threads, and PyTorch has {torch.get_num_threads()} now" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda values: values["optimizer"].update(kind="sgd"), "optimizer.kind was adam"),
+        (lambda values: values["optimizer"].update(value_epochs=2), "do not fit its config.yaml"),
+        (lambda values: values["model"]["options"].update(width=8), "do not fit its config.yaml"),
+        (lambda values: values.update(seed=-1), "seed is -1"),
+    ],
+)
+def test_edits_that_do_not_fit_are_one_sentence(
+    change: Callable[[dict[str, Any]], None], words: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(run, change)
+    assert main(["resume", str(run), "--total-env-steps", "24"]) == 2
+    *messages, sentence = capsys.readouterr().err.strip().splitlines()
+    assert sentence.startswith("anybatch: ") and words in sentence
+    assert all(message.startswith("config.yaml was edited") for message in messages)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [1, 2],
+        7,
+        {"run": 3, "seed": 0, "state": {}},
+        {"run": {"iteration": 1}, "seed": 0, "state": {}},
+        {"run": "complete", "seed": 0, "state": {}},
+        {"run": "complete", "seed": 0, "state": {"agent": 5}},
+        {"run": "complete", "seed": 0, "state": 5},
+        {"run": "complete", "seed": 0, "state": {"agent": {"x": torch.ones(1)}}},
+    ],
+)
+def test_a_checkpoint_of_something_else(content: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def change(old: dict[str, Any]) -> Any:
+        if isinstance(content, dict) and content.get("run") == "complete":
+            return content | {"run": old["run"]}
+        return content
+
+    rewrite(run, change)
+    for command in (["resume", str(run), "--total-env-steps", "24"], ["eval", str(run), "--episodes", "1"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_counters_of_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(run, lambda content: content["run"].update(env_steps="many", returns=3))
+    assert main(["resume", str(run), "--total-env-steps", "24"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert load_policy(run)  # the networks are fine
+
+
+def test_a_run_without_a_checkpoint_says_how_to_start_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in checkpoint.checkpoints(run / "checkpoints"):
+        path.unlink()
+    (run / "progress.csv").unlink()
+    assert main(["resume", str(run)]) == 2
+    error = capsys.readouterr().err
+    assert "stopped before its first one" in error
+    command = error.partition("anybatch train ")[2].split()
+    assert main(["train", *command, "--quiet"]) == 0  # and the command works
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rollout.steps", str(2**31)], ["rollout.steps 2,147,483,648", "GB"]),
+        (["--env.num-envs", str(2**22), "--rollout.steps", str(2**20)], ["env.num_envs 4,194,304", "GB"]),
+        (["--env.num-envs", str(2**31)], ["env.num_envs is 2147483648", "4,194,304"]),
+        (["--model.encoder", "mlp", "--model.options", "width", str(2**31)], ["model.options", "memory"]),
+    ],
+)
+def test_sizes_beyond_memory(flags: list[str], words: list[str], tmp_path: Path, capsys: Any) -> None:
+    base = ["--env.id", "gym:CartPole-v1", "--env.num-envs", "2", "--rollout.steps", "4", "--scaling.off"]
+    command = ["train", "ppo", *base, "--optimizer.minibatches", "2", *flags, "--out", str(tmp_path / "run")]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and all(word in error for word in words), error
