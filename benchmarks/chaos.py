@@ -29,48 +29,33 @@ from typing import Any
 import torch
 import yaml
 
+from anybatch.config.io import override, to_yaml
+from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.runs import checkpoint
 
 LIMIT = 90.0  # seconds for a command; a hang lasts longer
 TIMES = ("seconds", "env_steps_per_second", "seconds_sampling", "seconds_policy_phase", "seconds_auxiliary_phase")
-COMMON = [
-    "--env.id",
-    "gym:CartPole-v1",
-    "--env.num-envs",
-    "4",
-    "--rollout.steps",
-    "64",
-    "--optimizer.minibatches",
-    "4",
-    "--total-env-steps",
-    "16384",
-    "--model.encoder",
-    "mlp",
-    "--model.options",
-    "width",
-    "16",
-    "depth",
-    "1",
-    "--device",
-    "cpu",
-    "--precision",
-    "fp32",
-    "--checkpoint-seconds",
-    "0.2",
-    "--scaling.off",
-    "--quiet",
-]
+SETTINGS = {
+    "env.id": "gym:CartPole-v1",
+    "env.num_envs": 4,
+    "rollout.steps": 64,
+    "optimizer.minibatches": 4,
+    "total_env_steps": 8192,
+    "model.encoder": "mlp",
+    "model.options": {"width": 16, "depth": 1},
+    "device": "cpu",
+    "precision": "fp32",
+    "checkpoint_seconds": 0.2,
+}
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+ASYNCHRONOUS = {"kind": "asynchronous", "deterministic": True}
 VARIANTS = {
-    "PPO-EWMA": ["ppo-ewma"],
-    "PPG-EWMA on disk": ["ppg-ewma", "--aux.storage", "disk", "--aux.policy-iterations", "8", "--aux.minibatches", "8"],
-    "asynchronous": [
-        "ppo-ewma",
-        "--rollout.source.kind",
-        "asynchronous",
-        "--rollout.source.deterministic",
-        "--policy.importance",
-        "behavior",
-    ],
+    "PPO-EWMA": override(ppo_ewma(), SETTINGS),
+    "PPG-EWMA on disk": override(
+        ppg_ewma(),
+        {**SETTINGS, "aux.storage": "disk", "aux.policy_iterations": 8, "aux.minibatches": 4, "aux.epochs": 2},
+    ),
+    "asynchronous": override(ppo_ewma(), {**SETTINGS, "rollout.source": ASYNCHRONOUS}),
 }
 ENVS = """
 import os, signal, sys, time
@@ -114,7 +99,7 @@ def start(folder: Path, *arguments: str, limit: int | None = None) -> subprocess
 
     with open(folder / "output.txt", "ab") as output:
         command = [sys.executable, "-m", "anybatch", *arguments]
-        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, preexec_fn=restrict)
+        return subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=ONE_THREAD, preexec_fn=restrict)
 
 
 def ended(process: subprocess.Popen[bytes], folder: Path, *codes: int, may_trace: bool = False) -> int:
@@ -138,7 +123,9 @@ def rows(run: Path) -> list[dict[str, str]]:
 
 
 def train(variant: str) -> list[str]:
-    return ["train", *VARIANTS[variant], *COMMON, "--out", "run"]
+    path = ROOT / f"{variant}.yaml"
+    path.write_text(to_yaml(VARIANTS[variant]))
+    return ["train", str(path), "--out", "run", "--quiet"]
 
 
 def finish(folder: Path, variant: str) -> None:
@@ -244,7 +231,7 @@ def mutated_checkpoint(folder: Path, variant: str) -> None:
             entry = RANDOM.choice(inner) if inner else entry
         entry[RANDOM.choice(list(entry))] = RANDOM.choice([None, -1, "x", [], {}, torch.zeros(3), float("nan")])
         checkpoint.save(path.parent, int(path.stem.split("-")[1]), content, 2)
-    command = [["eval", "run", "--episodes", "2"], ["resume", "run", "--total-env-steps", "17000", "--quiet"]]
+    command = [["eval", "run", "--episodes", "2"], ["resume", "run", "--total-env-steps", "9000", "--quiet"]]
     ended(start(folder, *RANDOM.choice(command)), folder, 0, 1, 2)
 
 
@@ -278,7 +265,7 @@ def orphans(folder: Path, variant: str) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "anybatch"]
         flags = [*train("PPO-EWMA"), "--total-env-steps", "100000000", "--out", str(folder / "run")]
         with open(folder / "output.txt", "ab") as output:
-            process = subprocess.Popen([*command, *flags], cwd=folder, stdout=output, stderr=output)
+            process = subprocess.Popen([*command, *flags], cwd=folder, stdout=output, stderr=output, env=ONE_THREAD)
     time.sleep(RANDOM.uniform(6, 20))
     process.kill()
     process.wait()
