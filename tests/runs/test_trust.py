@@ -140,6 +140,7 @@ def test_a_changed_file_is_not_signed_any_more(mine: str, tmp_path: Path) -> Non
         with pytest.raises(ConfigError):
             require_trust(changed, path, trust_code=False)
     more = override(config, {"total_env_steps": 99, "env.options": {"size": 3}})  # may be edited by hand
+    require_trust(small(f"{mine}:make", "auto"), path, trust_code=False)
     require_trust(more, path, trust_code=False)
 
 

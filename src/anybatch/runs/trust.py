@@ -74,5 +74,5 @@ def _is_signed(config: TrainConfig, file: Path) -> bool:
 
 
 def _digest(config: TrainConfig, key: bytes) -> str:
-    names = json.dumps([config.env.id, config.model.encoder])  # options may be edited by hand
+    names = json.dumps(code_named(config), sort_keys=True)  # the rest may be edited by hand
     return hmac.new(key, names.encode(), hashlib.sha256).hexdigest()
