@@ -140,12 +140,7 @@ def ppo_ewma_mujoco(env: Env = MUJOCO_ENV, **overrides: Any) -> TrainConfig:
     return override(config, overrides)
 
 
-PRESETS: dict[str, Callable[..., TrainConfig]] = {
-    "ppo": ppo,
-    "ppo-ewma": ppo_ewma,
-    "ppg": ppg,
-    "ppg-ewma": ppg_ewma,
-    "ppo-mujoco": ppo_mujoco,
-    "ppo-ewma-mujoco": ppo_ewma_mujoco,
-}
-"""Presets by their name on the command line."""
+PAPER: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}
+"""The paper's algorithms by their name on the command line."""
+PRESETS = {**PAPER, "ppo-mujoco": ppo_mujoco, "ppo-ewma-mujoco": ppo_ewma_mujoco}
+"""All presets by their name on the command line."""

@@ -44,7 +44,19 @@ def test_short_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ("import.path:function for your own environment" in text) == (command == "train")
     # every section is named on the page, and has a page
     described = text.partition("with SECTION one of")[2]
-    for section in ("env", "model", "rollout", "reward", "advantage", "policy", "optimizer", "aux", "log", "scaling"):
+    for section in (
+        "env",
+        "observation",
+        "model",
+        "rollout",
+        "reward",
+        "advantage",
+        "policy",
+        "optimizer",
+        "aux",
+        "log",
+        "scaling",
+    ):
         assert re.search(rf"\b{section}\b", described)
         assert f"--{section}." in page([command, "ppo", "--help", section], capsys)
 
@@ -113,7 +125,7 @@ def test_help_is_light(command: str) -> None:
     ("typed", "offered"),
     [
         (["do"], {"doctor"}),
-        (["train", "ppo"], {"ppo", "ppo-ewma"}),
+        (["train", "ppo"], {"ppo", "ppo-ewma", "ppo-mujoco", "ppo-ewma-mujoco"}),
         (["train", "ppo", "--env.num"], {"--env.num-envs"}),
         (["train", "ppo", "--rollout.source.no"], {"--rollout.source.no-deterministic"}),
         (["train", "ppo", "--policy.objective", ""], {"clip", "kl"}),

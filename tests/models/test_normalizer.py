@@ -114,6 +114,8 @@ def test_dictionaries_normalise_their_vectors() -> None:
     np.testing.assert_allclose(normalizer.mean, flat.mean(0), rtol=1e-6)
     again: Any = normalizer.normalize(steps[0])
     assert again["a"].shape == (2, 2, 2)
+    tensors: Any = normalizer({key: torch.from_numpy(x) for key, x in steps[0].items()})
+    assert all(np.array_equal(tensors[key].numpy(), again[key]) for key in steps[0])
     np.testing.assert_allclose(again["a"][0, 1, 0], (flat[0, 2] - flat[:, 2].mean()) / flat[:, 2].std(), rtol=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -27,7 +28,7 @@ from anybatch.scaling.rescaling import rescale, scale, table
 _HELP = f"""usage: anybatch scale PRESET [OPTIONS]
 
 Show which hyperparameters change with the batch size, without training.
-PRESET is {", ".join(PRESETS)}, or a config.yaml.
+{textwrap.fill(f"PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
 
   --divide-batch-by C  divide both batches by C, by the number of environments
   --to.num-envs N      or name the new numbers: environments,
@@ -40,7 +41,8 @@ Fields like --env.num-envs describe where the hyperparameters were tuned.
 
 all options: --help all; or --help SECTION, with SECTION one of
   to, scaling          new batch; adjustments to it
-  env, model, rollout, reward, advantage, policy, optimizer, aux, log"""
+  env, observation, model, rollout, reward, advantage, policy, optimizer
+  aux, log"""
 
 
 @dataclass(frozen=True)

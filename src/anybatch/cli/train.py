@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
-Train a policy. PRESET is {", ".join(PRESETS)}, or a config.yaml.
+{textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
 
   --env.id ID          procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment
@@ -42,6 +43,7 @@ Train a policy. PRESET is {", ".join(PRESETS)}, or a config.yaml.
 
 all options: --help all; or --help SECTION, with SECTION one of
   env, model           environment; networks
+  observation          normalisation of observations
   rollout, reward      length and source of rollouts; reward normalisation
   advantage, policy    advantage estimation; objective and proximal policy
   optimizer, aux       optimiser and minibatches; auxiliary phase (PPG)

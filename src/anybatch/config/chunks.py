@@ -32,15 +32,18 @@ def time_chunks(
     return _fewest(num_envs, steps, minibatches, what, "optimizer.minibatches that divide env.num_envs")
 
 
-def shared_trajectories(num_envs: int, minibatches: int) -> bool:
+def shared_trajectories(
+    num_envs: int, minibatches: int, shuffle: Literal["trajectories", "samples"] = "trajectories"
+) -> bool:
     """Whether trajectories correlate the gradients of an iteration's minibatches, or too many of successive iterations.
 
-    Minibatches that do not divide the environments hold pieces of the same trajectories. Those that do are
-    independent within an iteration, but a trajectory continues in one of the next iteration's: a pair of minibatches
-    has 1/M of its trajectories in common. With M of at least 4 that counts as signal at most 1/7 of a gradient in a
-    window of two iterations, less than the 1/5 that :mod:`anybatch.diagnostics.doctor` warns of.
+    Minibatches that do not divide the environments, or are of single samples, hold pieces of the same trajectories.
+    Those that do are independent within an iteration, but a trajectory continues in one of the next iteration's: a
+    pair of minibatches has 1/M of its trajectories in common. With M of at least 4 that counts as signal at most 1/7 of
+    a gradient in a window of two iterations, less than the 1/5 that :mod:`anybatch.diagnostics.doctor` warns of.
     """
-    return num_envs % minibatches != 0 or minibatches < _ENOUGH_MINIBATCHES
+    pieces = num_envs % minibatches != 0 or (shuffle == "samples" and minibatches > 1)
+    return pieces or minibatches < _ENOUGH_MINIBATCHES
 
 
 def auxiliary_time_chunks(policy_iterations: int, num_envs: int, steps: int, minibatches: int) -> int:

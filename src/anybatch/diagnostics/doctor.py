@@ -259,7 +259,9 @@ def _noise_scale(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     scale = max(median(finite), finite[-1]) if 2 * len(finite) > len(column) else math.inf
     how, remedy = "", "more minibatches or fewer environments"
     correlation = min(median(correlations), correlations[-1], key=abs) if correlations else 0.0
-    if correlation > 0 and shared_trajectories(config.env.num_envs, config.optimizer.minibatches):
+    if correlation > 0 and shared_trajectories(
+        config.env.num_envs, config.optimizer.minibatches, config.optimizer.shuffle
+    ):
         correlation = 0.0  # it can come from trajectories that continue in the next iteration
     if correlation:
         # what the mean over a window misses where weights move within it; see NoiseScale

@@ -13,6 +13,7 @@ from anybatch.distributed.collectives import pooled_moments
 from anybatch.errors import ConfigError
 from anybatch.models.images import image_layout
 from anybatch.normalize import RunningMoments
+from anybatch.observations import Observation
 
 EnvObservation = np.ndarray | dict[str, np.ndarray]
 _EPSILON = 1e-8
@@ -100,6 +101,19 @@ class ObservationNormalizer(nn.Module):
     def normalize(self, observation: EnvObservation) -> EnvObservation:
         """Normalise observations (B, ...) by the present statistics; without any they stay as they are."""
         return _Shift(self)(observation)
+
+    def forward(self, observation: Observation) -> Observation:
+        """:meth:`normalize` of tensors, for exporting a policy; without gradients."""
+        shift, scale = (torch.from_numpy(x).to(self.mean.device) for x in self.shift_and_scale())
+
+        def one(x: Tensor, shape: tuple[int, ...], place: slice) -> Tensor:
+            vectors = x.reshape(*x.shape[: x.dim() - len(shape)], -1)
+            return ((vectors - shift[..., place]) * scale[..., place]).clamp(-self.clip, self.clip).view(x.shape)
+
+        if not isinstance(observation, dict):
+            return one(observation, *self.entries[None])
+        entries = self.entries
+        return {key: one(x, *entries[key]) if key in entries else x for key, x in observation.items()}
 
 
 class _Shift:

@@ -218,8 +218,9 @@ def _compile(learner: Learner) -> None:
 
 def _noise_scale(config: TrainConfig, device: torch.device) -> NoiseScale:
     age = config.policy.center_of_mass if config.policy.proximal == "ewma" else 0.0
-    minibatches = config.optimizer.minibatches
-    shared = any(shared_trajectories(n, minibatches) for n in envs_per_worker(config.env.num_envs, world_size()))
+    minibatches, shuffle = config.optimizer.minibatches, config.optimizer.shuffle
+    envs = envs_per_worker(config.env.num_envs, world_size())
+    shared = any(shared_trajectories(n, minibatches, shuffle) for n in envs)
     return NoiseScale(
         window_steps(minibatches, age, shared_trajectories=shared),
         adam=config.optimizer.kind == "adam",

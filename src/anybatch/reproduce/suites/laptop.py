@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from anybatch.config.schema import TrainConfig
-from anybatch.presets import PRESETS
+from anybatch.presets import PAPER
 from anybatch.reproduce.suites.suite import Suite, cut, shortened
 from anybatch.scaling import scale
 
@@ -73,7 +73,7 @@ def laptop() -> Suite:
         ranges={task: limits for task, (_, _, limits) in _TASKS.items()},
         invariance={task: _config(task, changes) for task, changes in INVARIANCE.items()},
         staleness={task: _config(task, changes, preset="ppo") for task, changes in STALENESS.items()},
-        algorithms={name: _algorithm(name) for name in PRESETS},
+        algorithms={name: _algorithm(name) for name in PAPER},
         betas=("catch",),
         grid="catch",
         scaling_up={task: scale(_config(task, INVARIANCE[task]), 8)[0] for task in ("catch", "tall-catch")},
@@ -99,7 +99,7 @@ def laptop_smoke() -> Suite:
 
 def _config(task: str, changes: Mapping[str, Any], preset: str = "") -> TrainConfig:
     preset = preset or ("ppg-ewma" if "aux.policy_iterations" in changes else "ppo-ewma")
-    return PRESETS[preset](f"envpool:{_TASKS[task][1]}", **{**_SHARED, **changes})
+    return PAPER[preset](f"envpool:{_TASKS[task][1]}", **{**_SHARED, **changes})
 
 
 def _algorithm(name: str) -> dict[str, TrainConfig]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.procgen import NORMALIZATION
-from anybatch.presets import PRESETS
+from anybatch.presets import PAPER
 from anybatch.reproduce.suites.suite import Suite, change, cut, shortened
 
 _NAMES = (
@@ -32,18 +32,18 @@ def procgen() -> Suite:
 
     The delays of figure 1 and the grid of appendix G are not in the paper's text and were chosen to cover its claims.
     """
-    algorithms = {name: _configs(PRESETS[name], GAMES) for name in PRESETS}
+    algorithms = {name: _configs(PAPER[name], GAMES) for name in PAPER}
     return Suite(
         name="procgen",
         about="16 Procgen games on hard, 100M environment steps, IMPALA networks: the paper's runs",
         labels=GAMES,
         ranges=NORMALIZATION,
         invariance=algorithms["ppg-ewma"],
-        staleness=_configs(PRESETS["ppo"], GAMES, proximal="recent"),
+        staleness=_configs(PAPER["ppo"], GAMES, proximal="recent"),
         algorithms=algorithms,
         betas=("heist",),
         grid="starpilot",
-        scaling_up=_configs(PRESETS["ppo-ewma"], SCALING_UP_GAMES, policy_epochs=1, value_epochs=1),
+        scaling_up=_configs(PAPER["ppo-ewma"], SCALING_UP_GAMES, policy_epochs=1, value_epochs=1),
         divisors=(1, 4, 16, 64, 256),
         delays=(0, 1, 2, 4, 8, 16, 32),
         grid_factors=(1, 2, 4, 8, 16, 32, 64),
