@@ -19,6 +19,14 @@ from anybatch.observations import Observation
 from anybatch.reproduce.stacked.shapes import not_stackable
 
 
+class Views(list[Tensor]):
+    """Parameters (R, ...) that share memory with a matrix; a copy is empty, as it belongs to another matrix."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Views:
+        memo[id(self)] = copied = Views()
+        return copied
+
+
 class Weights(nn.Module):
     """Parameters of R networks that are built alike, a row of the matrix (R, P) for each."""
 
@@ -30,8 +38,8 @@ class Weights(nn.Module):
         self._shapes = [x.shape for x in stored[0]]
         self._sizes = [x.numel() for x in stored[0]]
         self._indices = {id(x): index for index, x in enumerate(parameters[0])}
-        self.views: list[Tensor] = []
-        """Each parameter (R, ...): (R, in, out) for a weight, (R, 1, out) for a vector. Set by :meth:`bind`."""
+        self.views = Views()
+        """Each parameter: (R, in, out) for a weight, (R, 1, out) for a vector. Filled by :meth:`bind`."""
 
     def index(self, parameter: Tensor) -> int:
         """Index in ``views`` of a parameter of the first network."""
@@ -39,45 +47,31 @@ class Weights(nn.Module):
 
     def bind(self) -> None:
         """Split the matrix for the next forward pass, differentiably where gradients are enabled."""
-        if torch.is_grad_enabled() or not self.views or self.views[0].requires_grad:
-            parts = self.rows.split(self._sizes, dim=1)
-            self.views = [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "views": []}  # a copy has a matrix of its own
+        differentiable = torch.is_grad_enabled()
+        if differentiable or not self.views or self.views[0].requires_grad:
+            parts = (self.rows if differentiable else self.rows.detach()).split(self._sizes, dim=1)
+            self.views[:] = [part.view(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
 
-class StackedLayer(nn.Module):
-    """Base of layers that use some of the stacked parameters, without owning them."""
-
-    def __init__(self, weights: Weights) -> None:
-        super().__init__()
-        self._weights = (weights,)  # in a tuple, so that it is not a submodule
-
-    @property
-    def views(self) -> list[Tensor]:
-        """All parameters."""
-        return self._weights[0].views
-
-
-class StackedLinear(StackedLayer):
+class StackedLinear(nn.Module):
     """A dense layer: (R, B, in) to (R, B, out)."""
 
     def __init__(self, layer: nn.Linear, weights: Weights) -> None:
-        super().__init__(weights)
+        super().__init__()
+        self._views = weights.views
         self._weight, self._bias = weights.index(layer.weight), weights.index(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        views = self.views
-        return torch.baddbmm(views[self._bias], x, views[self._weight])
+        return torch.baddbmm(self._views[self._bias], x, self._views[self._weight])
 
 
-class StackedGaussianHead(StackedLayer):
+class StackedGaussianHead(nn.Module):
     """:class:`anybatch.models.agent.GaussianHead`: (R, B, F) to means and log standard deviations, (R, B, 2d)."""
 
     def __init__(self, head: GaussianHead, weights: Weights) -> None:
-        super().__init__(weights)
+        super().__init__()
         self.mean = StackedLinear(head.mean, weights)
+        self._views = weights.views
         self._bounds = head.bounds
         layer = head.log_std
         self._log_std = StackedLinear(layer, weights) if isinstance(layer, nn.Linear) else weights.index(layer)
@@ -85,7 +79,7 @@ class StackedGaussianHead(StackedLayer):
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)
         log_std = self._log_std
-        stds = self.views[log_std].expand_as(mean) if isinstance(log_std, int) else log_std(features)
+        stds = self._views[log_std].expand_as(mean) if isinstance(log_std, int) else log_std(features)
         return torch.cat((mean, bounded(stds, self._bounds)), dim=-1)
 
 
@@ -97,13 +91,14 @@ class StackedMlp(nn.Module):
     def __init__(self, encoder: MlpEncoder, weights: Weights) -> None:
         super().__init__()
         self.out_features = encoder.out_features
-        self.layers = nn.ModuleList(StackedLinear(x, weights) for x in encoder.layers if isinstance(x, nn.Linear))
+        self._layers = [StackedLinear(x, weights) for x in encoder.layers if isinstance(x, nn.Linear)]
         self._vectors = encoder.vectors
 
     def forward(self, observation: Tensor) -> Tensor:
-        features = self._vectors(observation.flatten(0, 1)).unflatten(0, observation.shape[:2])
-        for layer in self.layers:
-            features = torch.tanh(layer(features))
+        runs, samples = observation.shape[:2]
+        features = self._vectors(observation.flatten(0, 1)).view(runs, samples, -1)
+        for layer in self._layers:  # not by calling the modules, which takes longer than some of what they do
+            features = torch.tanh(layer.forward(features))
         return features
 
 
@@ -128,7 +123,8 @@ class StackedPolicy(Policy):
     def features(self, observation: Observation) -> Tensor:
         """The encoder's output (R, B, F)."""
         self.weights.bind()
-        return super().features(observation)
+        features: Tensor = self.encoder.forward(observation)
+        return features
 
 
 class StackedAgent(Agent):

@@ -128,8 +128,9 @@ class StackedSampler:
             observation = self._all(normalized.step(t, self._each(self._observation)))
             params.append(agent.policy(self._unstack(buffer.put(t, observation))))
             action.append(spec.distribution(params[-1]).transform(noise[:, t]))
-            # environments refuse NaN, which a diverged run would give them
-            step = self._env.step(spec.to_env(torch.nan_to_num(action[-1]).flatten(0, 1)))
+            # of a diverged run it may be NaN, which environments refuse
+            native = torch.nan_to_num(action[-1]) if spec.continuous else action[-1]
+            step = self._env.step(spec.to_env(native.flatten(0, 1)))
             self._observation = step.observation
             first[t], reward[t], done[t] = self.episodes.first, step.reward, step.done
             terminated[t] = step.terminated if self._bootstrap_truncated else step.done
@@ -191,7 +192,7 @@ class StackedSampler:
 
     def _unstack(self, observation: Observation) -> Observation:
         """Observations (R*N, ...) as (R, N, ...)."""
-        return map_observation(lambda x: x.unflatten(0, (self.runs, self.num_envs)), observation)
+        return map_observation(lambda x: x.view(self.runs, self.num_envs, *x.shape[1:]), observation)
 
     def _by_run(self, array: np.ndarray) -> Tensor:
         """(T, R*N) as (R, N, T)."""
