@@ -1,9 +1,9 @@
 """MuJoCo: PPO beside published results, and PPO-EWMA at batches of 64 environments to 1.
 
-    python benchmarks/mujoco.py run published        # five tasks, 5 seeds
-    python benchmarks/mujoco.py run tune             # step sizes of ppo-ewma-mujoco, 3 seeds
-    python benchmarks/mujoco.py run ladder           # 64, 16, 4 and 1 environments, with all adjustments and with none
-    python benchmarks/mujoco.py draw                 # what is finished: results/mujoco/
+    python benchmarks/mujoco_tasks.py run published        # five tasks, 5 seeds
+    python benchmarks/mujoco_tasks.py run tune             # step sizes of ppo-ewma-mujoco, 3 seeds
+    python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4 and 1 environments, with all adjustments and with none
+    python benchmarks/mujoco_tasks.py draw                 # what is finished: results/mujoco/
 
 ``run`` trains runs of one shape together and goes on after the stacks that are finished; ``draw`` takes those that are.
 """
