@@ -110,7 +110,7 @@ def _start(job: Job, runs: Path, lock: int) -> subprocess.Popen[bytes]:
     note(f"{job.name} from {job.env_steps(runs):,} environment steps")
     command = [sys.executable, __file__, "one", "--runs", str(runs), "--job", job.name]
     with (runs / f"{job.name}.log").open("a") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock], start_new_session=True)
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock], process_group=0)
 
 
 def note(text: str) -> None:

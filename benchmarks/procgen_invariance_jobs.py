@@ -13,7 +13,7 @@ from anybatch.scaling import Change, scale
 GAMES = ("starpilot", "coinrun", "fruitbot")
 SEEDS = (1, 2, 3)
 NUM_ENVS, FEWER = 64, 4
-STEPS, MINIBATCHES, STEP_SIZE = 128, 8, 1e-3
+STEPS, MINIBATCHES, STEP_SIZE = 128, 8, 5e-4
 TOTAL = 122 * NUM_ENVS * STEPS
 """999,424 environment steps: an iteration of 64 environments is 0.8% of a run, one of 4 is 0.05%."""
 DEFAULT, ADJUSTED, UNADJUSTED = "64", "4-adjusted", "4-unadjusted"
