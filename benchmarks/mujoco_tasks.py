@@ -2,7 +2,7 @@
 
     python benchmarks/mujoco_tasks.py run published        # five tasks, 5 seeds
     python benchmarks/mujoco_tasks.py run tune             # step sizes of ppo-ewma-mujoco, 3 seeds
-    python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4 and 1 environments, with all adjustments and with none
+    python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4, 1 environments, all adjustments and none
     python benchmarks/mujoco_tasks.py draw                 # what is finished: results/mujoco/
 
 ``run`` trains runs of one shape together and goes on after the stacks that are finished; ``draw`` takes those that are.

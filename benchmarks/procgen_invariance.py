@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import Run
+from anybatch.sampling import Sampled
 from anybatch.system.atomic_files import write_text
 from anybatch.training import resume, train
 from procgen_invariance_jobs import TOTAL, Job, jobs, whole_lines
@@ -50,10 +51,10 @@ def train_one(job: Job, runs: Path) -> int:
 
 def record_episodes(path: Path) -> None:
     """Have runs write each ended episode to ``path``: iteration, environment steps at its end, length and return."""
-    end_iteration = Run.end_iteration
+    record = Run.record
     trimmed = False
 
-    def end_and_record(run: Run, statistics: dict[str, float], sampled: Any, state: Callable[[], Any]) -> None:
+    def record_and_write(run: Run, statistics: Mapping[str, Any], sampled: Sampled) -> None:
         nonlocal trimmed
         if not trimmed:
             write_text(path, "".join(line for line in whole_lines(path) if int(line.split(",")[0]) <= run.iteration))
@@ -62,9 +63,9 @@ def record_episodes(path: Path) -> None:
         with path.open("a") as file:
             for length, value in zip(sampled.episode_lengths, sampled.episode_returns, strict=True):
                 file.write(f"{ends[0]},{ends[1]},{length},{value:g}\n")
-        end_iteration(run, statistics, sampled, state)
+        record(run, statistics, sampled)
 
-    Run.end_iteration = end_and_record  # type: ignore[method-assign]
+    Run.record = record_and_write  # type: ignore[method-assign]
 
 
 def run_all(workers: int, runs: Path) -> int:

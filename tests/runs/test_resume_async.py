@@ -295,7 +295,7 @@ INTERRUPTED = textwrap.dedent(
     torch.set_num_threads(1)
     from anybatch.cli.main import main
 
-    sys.argv[1:] = ["train", sys.argv[1], "--out", sys.argv[2], "--quiet"]
+    sys.argv[1:] = ["train", sys.argv[1], "--out", sys.argv[2], "--quiet", "--trust-code"]
     sys.exit(main())
     """
 )
