@@ -33,7 +33,7 @@ from anybatch.config.io import override, to_yaml
 from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.runs import checkpoint
 
-LIMIT = 90.0  # seconds for a command; a hang lasts longer
+LIMIT = 240.0  # seconds for a command, also on a busy machine; a hang lasts longer
 TIMES = ("seconds", "env_steps_per_second", "seconds_sampling", "seconds_policy_phase", "seconds_auxiliary_phase")
 SETTINGS = {
     "env.id": "gym:CartPole-v1",
