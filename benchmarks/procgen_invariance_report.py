@@ -15,7 +15,7 @@ from scipy.stats import t
 
 from anybatch.reproduce import van_elteren
 from anybatch.reproduce.plots import BLUE, GREEN, VERMILION, figure, in_millions
-from anybatch.reproduce.results import filled
+from anybatch.reproduce.results import fill_gaps
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.progress import read_progress
@@ -62,7 +62,7 @@ def by_middle(job: Job, ends: Array, lengths: Array, returns: Array) -> tuple[Ar
     part = np.clip(middles // (TOTAL / BINS), 0, BINS - 1).astype(int)
     count = np.bincount(part, minlength=BINS)
     with np.errstate(invalid="ignore"):
-        return filled(np.bincount(part, returns, minlength=BINS) / count), count
+        return fill_gaps(np.bincount(part, returns, minlength=BINS) / count), count
 
 
 def read_finished(job: Job, runs: Path) -> Finished:
