@@ -96,6 +96,13 @@ def test_private_names_stay_in_their_module() -> None:
     assert set(names) == {"anybatch._lazy.lazy_attributes", "anybatch._version.__version__"}, names
 
 
+def test_no_merge_left_its_markers() -> None:
+    texts = [*ROOT.glob("*.*"), *(x for folder in ("docs", "src", "tests") for x in (ROOT / folder).rglob("*.*"))]
+    marked = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
+    kinds = (".py", ".md", ".toml", ".yml", ".txt", ".cff")
+    assert not [str(x) for x in texts if x.suffix in kinds and marked.search(x.read_text())]
+
+
 def test_docstrings_begin_with_a_noun_or_an_imperative() -> None:
     wrong = re.compile(r"(What|Where|Which|How|Nothing)\b")
     assert not [f"{name_of(x)}: {line}" for x, tree in TREES.items() for line in first_lines(tree) if wrong.match(line)]

@@ -223,9 +223,10 @@ def train(
     """
     validate(config)
     seed = check_integer("seed", seed, at_least=0)
-    components = build(config, seed, segments=Path(out) / SEGMENTS)
-    with _closing(components), owned(Path(out)):
-        run = create_run(Path(out), config, seed, quiet=quiet, changes=changes)
+    folder = Path(out).expanduser()
+    components = build(config, seed, segments=folder / SEGMENTS)
+    with _closing(components), owned(folder):
+        run = create_run(folder, config, seed, quiet=quiet, changes=changes)
         _prepare_auxiliary_phase(run, components)
         run.save(components.stateful)  # so that a run stopped in its first iteration can be resumed
         return _run(run, components)
@@ -262,7 +263,7 @@ def resume(
         ConfigError: ``total_env_steps`` is not above the steps done.
         EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
-    folder = Path(run_dir)
+    folder = Path(run_dir).expanduser()
     on_main(lambda: read_config(folder))  # so that no folder is made where there is no run
     with owned(folder):
         run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)

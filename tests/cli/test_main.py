@@ -13,6 +13,7 @@ import pytest
 from anybatch.cli.main import main
 from anybatch.runs.checkpoint import load_newest
 from anybatch.runs.progress import read_progress
+from anybatch.training import resume
 
 CARTPOLE = [
     *("--env.id", "gym:CartPole-v1", "--env.num-envs", "4", "--rollout.steps", "16", "--optimizer.minibatches", "4"),
@@ -65,6 +66,23 @@ def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "512" in capsys.readouterr().out
     assert main(["resume", run, "--total-env-steps", "100"]) == 2
     assert "total_env_steps is 100" in capsys.readouterr().err
+
+
+def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    short = [
+        "--env.id",
+        "gym:CartPole-v1",
+        "--env.num-envs",
+        "2",
+        "--rollout.steps",
+        "16",
+        "--optimizer.minibatches",
+        "2",
+    ]
+    assert main(["train", "ppo", *short, "--total-env-steps", "32", "--out=~/run", "--quiet"]) == 0
+    assert (tmp_path / "run" / "config.yaml").is_file()
+    assert resume("~/run", total_env_steps=64, quiet=True).env_steps == 64
 
 
 def test_config_of_a_run_trains_again(tmp_path: Path) -> None:

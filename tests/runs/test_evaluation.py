@@ -23,6 +23,7 @@ from anybatch.cli.main import main
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import derive_seeds
 from anybatch.envs.factory import make
+from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.registry import environment_id
 from anybatch.errors import CheckpointError, ConfigError, DivergenceError, EnvError
 from anybatch.presets import ppo
@@ -600,6 +601,17 @@ def test_a_video_of_an_environment_that_is_passed_in(tmp_path: Path) -> None:
     env = functools.partial(Recording, picture, spaces.Discrete(3, start=1))
     policy = policy_of(picture, spaces.Discrete(3, start=1))
     assert record(policy, tmp_path / "x.gif", env=env, max_steps=3) == 4
+
+
+def test_a_renderer_that_is_not_installed_is_one_sentence(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(_: object) -> None:
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    monkeypatch.setattr(GymnasiumLoop, "render", render)
+    with pytest.raises(EnvError, match="Adjustable cannot be rendered: pygame is not installed"):
+        record(load_policy(run, device="cpu"), tmp_path / "x.gif")
 
 
 @pytest.mark.parametrize("number", [1, 3])

@@ -137,7 +137,7 @@ def load_policy(
         CheckpointError: the folder is not a run folder, or has no intact checkpoint that fits its configuration.
         ConfigError: the device or precision does not exist, or the configuration names code of somebody else.
     """
-    folder = Path(run_dir)
+    folder = Path(run_dir).expanduser()
     config, _ = read_config(folder)
     require_trust(config, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
     for sentence in encoder_of_this_program(config):

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 
 from anybatch.config.validation import check_integer
+from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError
+from anybatch.errors import AnybatchError, ConfigError, EnvError
 from anybatch.runs.evaluation import (
     EnvChoice,
     LoadedPolicy,
@@ -67,13 +69,13 @@ def record(
         check_spaces(policy, games, config.id)
         generator = action_generator(policy, seed)
         observation = games.reset()
-        frames: list[Any] = [_enlarged(games.render())]
+        frames: list[Any] = [_frame(games, config.id)]
         ended = 0
         while ended < episodes and len(frames) <= max_steps:
             step = games.step(choose_actions(policy, observation, generator))
             observation = step.observation
             ended += int(step.done[0])
-            frames.append(_enlarged(games.render()))
+            frames.append(_frame(games, config.id))
     finally:
         games.close()
     video.parent.mkdir(parents=True, exist_ok=True)
@@ -84,6 +86,11 @@ def record(
     return len(frames)
 
 
-def _enlarged(frame: np.ndarray) -> np.ndarray:
+def _frame(env: VectorEnv, env_id: str) -> np.ndarray:
+    """The current picture, enlarged by a whole factor to at least 256 pixels a side."""
+    try:
+        frame = env.render()
+    except DependencyNotInstalled as error:  # pygame, for Gymnasium's own environments
+        raise EnvError(f"{env_id} cannot be rendered: {error}") from error
     factor = max(1, -(-_SMALLEST_SIDE // min(frame.shape[:2])))
     return frame.repeat(factor, axis=0).repeat(factor, axis=1)
