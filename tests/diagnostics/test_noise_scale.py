@@ -349,8 +349,9 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_environment_has_the_noise_scale_of_many(tmp_path: Path) -> None:
-    """At step size 0 and 8 samples a step; before, one environment gave an eighth of what many give."""
-    scales = {}
+    """At step size 0, 8 samples a step. On seeds 4 to 6 the ratio was 0.9 to 1.3, and 0.44 to 0.46 where minibatches of
+    one trajectory were taken for independent; the correlations differed by 0.03 to 0.05, and by 0.05 to 0.11."""
+    scales, correlations = {}, {}
     for envs, steps in ((8, 8), (1, 64)):
         still = config(
             num_envs=envs, rollout_steps=steps, minibatches=8, step_size=1e-30, total_env_steps=64 * 300,
@@ -359,8 +360,9 @@ def test_one_environment_has_the_noise_scale_of_many(tmp_path: Path) -> None:
         train(still, tmp_path / str(envs), seed=4, quiet=True)
         progress = read_progress(tmp_path / str(envs) / "progress.csv")
         scales[envs] = median(x for x in progress["noise_scale_adam"][150:] if math.isfinite(x))
-        assert abs(median(progress["gradient_correlation"][150:])) < 0.18  # 0.26 in the pieces of one trajectory
-    assert 0.5 < scales[1] / scales[8] < 2
+        correlations[envs] = median(progress["gradient_correlation"][150:])
+    assert 0.7 < scales[1] / scales[8] < 1.5
+    assert abs(correlations[1] - correlations[8]) < 0.07
 
 
 def test_bf16_gradients_are_added_in_fp32() -> None:
