@@ -1,4 +1,4 @@
-"""What runs survive: kills, signals, full disks, two processes on one folder, mutated files, misbehaving environments.
+"""Attacks that runs must survive: kills, signals, full disks, two processes on one folder, mutated files, misbehaving environments.
 
     python benchmarks/chaos.py --minutes 10 --out results/reliability
 
@@ -32,6 +32,7 @@ import yaml
 from anybatch.config.io import override, to_yaml
 from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.runs import checkpoint
+from bench_common import machine_facts
 
 LIMIT = 240.0  # seconds for a command, also on a busy machine; a hang lasts longer
 TIMES = ("seconds", "env_steps_per_second", "seconds_sampling", "seconds_policy_phase", "seconds_auxiliary_phase")
@@ -305,6 +306,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/reliability"))
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="move the folders of lost trials there")
     arguments = parser.parse_args()
     RANDOM = random.Random(arguments.seed)
     tallies = {name: Tally() for name in TRIALS}
@@ -324,11 +326,15 @@ def main() -> None:
                 tallies[name].lost += 1
                 tallies[name].why.append(f"{variant}: {reason}")
                 print(f"LOST {name} ({variant}): {reason}", flush=True)
+                if arguments.keep:
+                    shutil.copytree(folder, arguments.keep / folder.name, symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
     lines = ["| trial | tried | lost |", "|---|---:|---:|"]
     lines += [f"| {name} | {tally.tried} | {tally.lost} |" for name, tally in tallies.items()]
     reasons = [f"- {name}: {why}" for name, tally in tallies.items() for why in tally.why]
-    head = f"# What runs survive\n\n`make chaos`, {arguments.minutes:g} minutes, seed {arguments.seed}.\n"
+    facts = machine_facts()
+    machine = f"{facts['cores']} cores of an {facts['cpu']}, Python {facts['python']}, torch {facts['torch']}"
+    head = f"# Runs under attack\n\n`make chaos`: {arguments.minutes:g} minutes, seed {arguments.seed}, {machine}.\n"
     arguments.out.mkdir(parents=True, exist_ok=True)
     text = "\n".join([head, *lines, *(["", "Lost:", "", *reasons] if reasons else [])]) + "\n"
     (arguments.out / "README.md").write_text(text)

@@ -2,10 +2,12 @@
 
     python benchmarks/mujoco_tasks.py run published        # five tasks, 5 seeds
     python benchmarks/mujoco_tasks.py run tune             # step sizes of ppo-ewma-mujoco, 3 seeds
-    python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4, 1 environments, all adjustments and none
+    python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4, 1 environments, all rules and without each
     python benchmarks/mujoco_tasks.py draw                 # what is finished: results/mujoco/
 
-``run`` trains runs of one shape together and goes on after the stacks that are finished; ``draw`` takes those that are.
+``run`` trains runs of one shape together and skips the stacks that are finished; ``draw`` shows the finished runs.
+Step sizes are chosen on seeds from 900, which no other queue uses. Runs of ``tune`` and ``ladder`` are shorter, 300,000
+steps, so that all batch sizes fit into hours of one core.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
 from anybatch.reproduce.plots import BLACK, BLUE, VERMILION, figure, in_millions
 from anybatch.reproduce.stacked import RunResult, launch, read_result, result_path
+from anybatch.reproduce.suites.ladder import ABLATIONS, RULES, without_ewma
 from anybatch.scaling import scale
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
@@ -31,7 +34,9 @@ TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "InvertedPendulum-v4", "I
 LADDER_TASKS = TASKS[:3]
 STEP_SIZES = (3e-4, 1e-3, 3e-3)
 ENVS = (64, 16, 4, 1)
-RULES = {"all": {}, "none": {"adam_step": "none", "advantage_norm": False, "ewma": False}}
+VARIANTS = ("all", *ABLATIONS)
+SHORT = 300_000
+TUNED_STEP_SIZE = 1e-3
 CLEANRL = {
     "HalfCheetah-v4": (1442.64, 46.03),
     "Hopper-v4": (2382.86, 271.74),
@@ -52,7 +57,7 @@ def published(seeds: int) -> list[Job]:
 
 def tune(seeds: int) -> list[Job]:
     return [
-        (f"{task} {step_size:g}", ppo_ewma_mujoco(f"envpool:{task}", step_size=step_size), seed)
+        (f"{task} {step_size:g}", _short(task, step_size), 900 + seed)
         for task in LADDER_TASKS
         for step_size in STEP_SIZES
         for seed in range(seeds)
@@ -62,20 +67,26 @@ def tune(seeds: int) -> list[Job]:
 def ladder(seeds: int) -> list[Job]:
     jobs = []
     for task in LADDER_TASKS:
-        base = ppo_ewma_mujoco(f"envpool:{task}")
-        for envs in ENVS:
-            for variant, rules in RULES.items():
-                if envs < base.env.num_envs:
-                    config, _ = scale(base, base.env.num_envs // envs, **rules)
-                elif variant == "all":
-                    config = base
+        for variant in VARIANTS:
+            config = _short(task, TUNED_STEP_SIZE)
+            config = without_ewma(config) if variant == "no-ewma" else config
+            for envs in ENVS:
+                divisor = config.env.num_envs // envs
+                if divisor > 1:
+                    scaled, _ = scale(config, divisor, **RULES[variant])
+                elif variant in ("all", "no-ewma"):  # the others are the same as "all" there
+                    scaled = config
                 else:
                     continue
-                jobs += [(f"{task} {envs} {variant}", config, seed) for seed in range(seeds)]
+                jobs += [(f"{task} {envs} {variant}", scaled, seed) for seed in range(seeds)]
     return jobs
 
 
-QUEUES = {"published": (published, 5), "tune": (tune, 3), "ladder": (ladder, 8)}
+def _short(task: str, step_size: float) -> TrainConfig:
+    return ppo_ewma_mujoco(f"envpool:{task}", step_size=step_size, total_env_steps=SHORT)
+
+
+QUEUES = {"published": (published, 5), "tune": (tune, 4), "ladder": (ladder, 8)}
 
 
 def run(queue: str, seeds: int, tasks: list[str], processes: int) -> None:

@@ -214,5 +214,25 @@ def test_box_to_env_maps_and_clips() -> None:
 def test_unsupported_space_is_one_clear_sentence() -> None:
     with pytest.raises(EnvError, match="supported are Discrete, MultiDiscrete"):
         ActionSpec(gym.spaces.Text(3))
-    with pytest.raises(EnvError, match="Box"):
-        ActionSpec(gym.spaces.Box(0, 5, (2,), dtype=np.int64))
+    with pytest.raises(EnvError, match="4,294,967,296 values in a dimension"):
+        ActionSpec(gym.spaces.Box(-(2**31), 2**31 - 1, (2,), dtype=np.int32))
+
+
+def test_a_box_of_integers_is_a_multidiscrete() -> None:
+    # -2..1 and 0..3: four values each; 0..255 needs more choices than its own dtype can count
+    space = gym.spaces.Box(np.array([[-2, 0]], np.int8), np.array([[1, 3]], np.int8), dtype=np.int8)
+    spec = ActionSpec(space, squash=True)
+    assert (spec.num_params, spec.shape, spec.dtype, spec.continuous, spec.squashed) == (
+        8,
+        (2,),
+        torch.int64,
+        False,
+        False,
+    )
+    sent = spec.to_env(torch.tensor([[0, 0], [3, 2]]))
+    assert sent.tolist() == [[[-2, 0]], [[1, 2]]]
+    assert all(row in space for row in sent)
+    whole = gym.spaces.Box(0, 255, (1,), dtype=np.uint8)
+    sent = ActionSpec(whole).to_env(torch.tensor([[0], [255]]))
+    assert sent.tolist() == [[0], [255]]
+    assert sent[1] in whole

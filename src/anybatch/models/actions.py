@@ -24,6 +24,7 @@ from anybatch.models.distributions import (
 from anybatch.models.squashed import TanhGaussian
 
 _UNBOUNDED = 1e30  # spaces that mean "no bound" often write the largest float instead of infinity
+_MOST_CHOICES = 10_000
 
 
 class ActionSpec:
@@ -38,12 +39,14 @@ class ActionSpec:
     With `squash` the environment gets tanh of the stored action, mapped onto [low, high], in place of clipping; see
     :class:`anybatch.models.squashed.TanhGaussian`.
 
-    Raises EnvError for a space other than Discrete, MultiDiscrete, MultiBinary or a Box of floats, and ConfigError for
-    `squash` with a Box that has no bounds.
+    A Box of integers is treated as the MultiDiscrete with the same values.
+
+    Raises EnvError for a space other than Discrete, MultiDiscrete, MultiBinary or Box, and ConfigError for `squash`
+    with a Box that has no bounds.
     """
 
     space: gym.Space[Any]
-    """The space that this was made from."""
+    """The space that this was made from, or the MultiDiscrete that stands for a Box of integers."""
     num_params: int
     """Raw network outputs P per action."""
     shape: tuple[int, ...]
@@ -52,6 +55,9 @@ class ActionSpec:
     """Its dtype: int64, or float32 for a Box."""
 
     def __init__(self, space: gym.Space[Any], *, squash: bool = False) -> None:
+        self._env_dtype = space.dtype
+        if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.integer):
+            space = _choices(space)
         self.space = space
         self._sizes: tuple[int, ...] = ()
         self.dtype = torch.int64
@@ -82,8 +88,7 @@ class ActionSpec:
                 )
         else:
             raise EnvError(
-                f"Action space {space} is not supported; supported are Discrete, MultiDiscrete, MultiBinary "
-                "and Box with a float dtype (write a Box of integers as a MultiDiscrete)."
+                f"Action space {space} is not supported; supported are Discrete, MultiDiscrete, MultiBinary and Box."
             )
         self.squashed = squash and self.continuous
         """Whether continuous actions are squashed by tanh."""
@@ -132,4 +137,17 @@ class ActionSpec:
             array = array.reshape(array.shape[: array.ndim - len(self.shape)] + tuple(self.space.shape or ()))
         if isinstance(self.space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             array = array + self.space.start
-        return np.asarray(array, dtype=self.space.dtype)
+        return np.asarray(array, dtype=self._env_dtype)
+
+
+def _choices(space: gym.spaces.Box) -> gym.spaces.MultiDiscrete:
+    """The MultiDiscrete with the values of a Box of integers."""
+    low, high = space.low.astype(object), space.high.astype(object)  # exact: int64 would overflow
+    sizes = high - low + 1
+    if sizes.size and sizes.max() > _MOST_CHOICES:
+        raise EnvError(
+            f"Action space {' '.join(str(space).split())} has {sizes.max():,} values in a dimension, and each would be "
+            f"an output of the policy: at most {_MOST_CHOICES:,} are supported; use a Box of floats and round in the "
+            "environment."
+        )
+    return gym.spaces.MultiDiscrete(sizes.astype(np.int64), start=low.astype(np.int64))

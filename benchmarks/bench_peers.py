@@ -1,0 +1,246 @@
+"""Environment steps per second of plain PPO beside other libraries, at equal settings on one core.
+
+    make bench-peers                                                   # CartPole: three shapes of a batch
+    python benchmarks/bench_peers.py --cases cheetah-64 cheetah-1      # needs gymnasium[mujoco]
+    python benchmarks/bench_peers.py --cleanrl CHECKOUT                # CleanRL's ppo.py as well
+
+The contenders take turns, each in a process of its own with one thread, and a round gives one ratio for each; the
+median over the rounds counts. Rates cover sampling and optimisation, not imports. All train two networks of two layers
+of 64 with tanh, on the same Gymnasium environment in one process; ``anybatch on EnvPool`` shows the faster environment.
+TorchRL has no script without Hydra: its collector, its GAE and its loss run in the plain loop of its tutorial. SB3 and
+TorchRL also clip the gradient norm as anybatch does here; CleanRL clips the value loss too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench_common import RESULTS, append_json, cores, machine_facts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch shape: N environments, T steps, M minibatches, E epochs; ``iterations`` are measured."""
+
+    env: str
+    num_envs: int
+    steps: int
+    minibatches: int
+    epochs: int
+    iterations: int
+
+    @property
+    def env_steps(self) -> int:
+        return self.num_envs * self.steps * self.iterations
+
+
+CASES = {
+    "cartpole-8": Case("CartPole-v1", 8, 128, 4, 4, 60),
+    "cartpole-1": Case("CartPole-v1", 1, 512, 8, 10, 50),
+    "cartpole-64": Case("CartPole-v1", 64, 32, 8, 1, 60),
+    "cheetah-64": Case("HalfCheetah-v4", 64, 32, 32, 10, 8),
+    "cheetah-1": Case("HalfCheetah-v4", 1, 2048, 32, 10, 8),
+}
+
+
+def anybatch(case: Case, family: str = "gym") -> float:
+    from anybatch.presets import ppo, ppo_mujoco
+    from anybatch.training import train
+
+    shared: dict[str, Any] = {
+        "num_envs": case.num_envs,
+        "rollout.steps": case.steps,
+        "minibatches": case.minibatches,
+        "policy_epochs": case.epochs,
+        "value_epochs": case.epochs,
+        "total_env_steps": case.env_steps,
+        "device": "cpu",
+        "precision": "fp32",
+        "optimizer.shuffle": "samples",
+        "optimizer.max_grad_norm": 0.5,
+        "log.tensorboard": False,
+    }
+    small = {"model.encoder": "mlp", "model.architecture": "dual", "model.options": {"width": 64, "depth": 2}}
+    cheetah = case.env.startswith("HalfCheetah")
+    make = ppo_mujoco if cheetah else ppo
+    config = make(f"{family}:{case.env}", **shared, **({} if cheetah else small))
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        train(config, Path(folder) / "run", seed=1, quiet=True)
+        return case.env_steps / (time.perf_counter() - began)
+
+
+def anybatch_on_envpool(case: Case) -> float:
+    return anybatch(case, "envpool")
+
+
+def sb3(case: Case) -> float:
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    env: Any = make_vec_env(case.env, case.num_envs, seed=1)
+    if case.env.startswith("HalfCheetah"):
+        env = VecNormalize(env)
+    model = PPO(
+        "MlpPolicy",
+        env,
+        n_steps=case.steps,
+        batch_size=case.num_envs * case.steps // case.minibatches,
+        n_epochs=case.epochs,
+        device="cpu",
+        seed=1,
+    )
+    began = time.perf_counter()
+    model.learn(case.env_steps)
+    return case.env_steps / (time.perf_counter() - began)
+
+
+def torchrl(case: Case) -> float:
+    import torch
+    from tensordict.nn import TensorDictModule
+    from torch import nn
+    from torchrl.collectors import SyncDataCollector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+    from torchrl.envs import GymEnv, SerialEnv
+    from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    if not case.env.startswith("CartPole"):
+        raise SystemExit("TorchRL is measured on CartPole only")
+    env = SerialEnv(case.num_envs, lambda: GymEnv(case.env))
+
+    def network(outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+
+    actor = ProbabilisticActor(
+        TensorDictModule(network(2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+        return_log_prob=True,
+        spec=env.action_spec,
+    )
+    critic = ValueOperator(network(1), ["observation"])
+    loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5, normalize_advantage=True)
+    estimate = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=3e-4)
+    batch = case.num_envs * case.steps
+    data = ReplayBuffer(
+        storage=LazyTensorStorage(batch), sampler=SamplerWithoutReplacement(), batch_size=batch // case.minibatches
+    )
+    collector = SyncDataCollector(env, actor, frames_per_batch=batch, total_frames=case.env_steps)
+    began = time.perf_counter()
+    for rollout in collector:
+        with torch.no_grad():
+            estimate(rollout)
+        data.extend(rollout.reshape(-1))
+        for _ in range(case.epochs):
+            for minibatch in data:
+                losses = loss(minibatch)
+                optimizer.zero_grad()
+                (losses["loss_objective"] + losses["loss_critic"]).backward()
+                torch.nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
+                optimizer.step()
+    rate = case.env_steps / (time.perf_counter() - began)
+    collector.shutdown()
+    return rate
+
+
+def cleanrl(case: Case, checkout: Path) -> float:
+    script = "ppo.py" if case.env.startswith("CartPole") else "ppo_continuous_action.py"
+    flags = {
+        "env-id": case.env,
+        "num-envs": case.num_envs,
+        "num-steps": case.steps,
+        "num-minibatches": case.minibatches,
+        "update-epochs": case.epochs,
+        "total-timesteps": case.env_steps,
+    }
+    command = [sys.executable, str((checkout / "cleanrl" / script).resolve()), "--no-cuda"]
+    command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+    with tempfile.TemporaryDirectory() as folder:  # it logs into its working directory
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    rates = re.findall(r"SPS: (\d+)", done.stdout)
+    if done.returncode or not rates:
+        raise SystemExit(done.stderr[-300:])
+    return float(rates[-1])
+
+
+CONTENDERS: dict[str, tuple[Callable[[Case], float], str]] = {
+    "anybatch": (anybatch, "gymnasium"),
+    "anybatch on EnvPool": (anybatch_on_envpool, "envpool"),
+    "Stable-Baselines3": (sb3, "stable_baselines3"),
+    "TorchRL": (torchrl, "torchrl"),
+}
+"""Each with the package that it needs."""
+
+
+def measure(name: str, case: str, checkout: Path | None) -> float | None:
+    """Train in a new process on one core; None if it failed, with the reason on stderr."""
+    command = [sys.executable, __file__, "--alone", name, "--cases", case]
+    command += ["--cleanrl", str(checkout)] if checkout else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores()[-1:]),
+    )
+    rates = re.findall(r"^RATE ([\d.e+]+)$", done.stdout, re.MULTILINE)
+    if not rates:
+        print(f"{name}, {case}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}", file=sys.stderr)
+        return None
+    return float(rates[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[name for name in CASES if "cartpole" in name])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cleanrl", type=Path, metavar="CHECKOUT", help="folder of a checkout of CleanRL")
+    parser.add_argument("--out", type=Path, default=RESULTS / "bench_peers.jsonl")
+    parser.add_argument("--alone", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.alone:
+        case = CASES[arguments.cases[0]]
+        run = CONTENDERS[arguments.alone][0] if arguments.alone in CONTENDERS else None
+        print(f"RATE {run(case) if run else cleanrl(case, arguments.cleanrl):.6g}")
+        return
+    names = [name for name, (_, package) in CONTENDERS.items() if importlib.util.find_spec(package)]
+    names += ["CleanRL"] if arguments.cleanrl else []
+    facts = machine_facts()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    for label in arguments.cases:
+        rates: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(arguments.rounds):
+            for name in names if number % 2 == 0 else names[::-1]:
+                rate = measure(name, label, arguments.cleanrl)
+                rates[name] += [rate] if rate else []
+        rates = {name: values for name, values in rates.items() if len(values) == arguments.rounds}
+        print(f"\n{label}: {CASES[label]}")
+        for name, values in rates.items():
+            ratios = [ours / theirs for ours, theirs in zip(rates["anybatch"], values, strict=True)]
+            print(
+                f"  {name:20} {statistics.median(values):9,.0f} steps/s; "
+                f"anybatch is {statistics.median(ratios):5.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})",
+                flush=True,
+            )
+        append_json(arguments.out, {"machine": facts, "case": label, **asdict(CASES[label]), "rates": rates})
+
+
+if __name__ == "__main__":
+    main()
