@@ -1,4 +1,4 @@
-"""Attacks that runs must survive: kills, signals, full disks, two processes on one folder, mutated files, misbehaving environments.
+"""Attacks that runs must survive: kills, signals, full disks, two processes, mutated files, odd environments.
 
     python benchmarks/chaos.py --minutes 10 --out results/reliability
 
