@@ -24,9 +24,10 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
-from anybatch.reproduce.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.reproduce.plots import BLACK, BLUE, GREEN, VERMILION, figure, in_millions
 from anybatch.reproduce.stacked import RunResult, launch, read_result, result_path
 from anybatch.reproduce.suites.ladder import ABLATIONS, RULES, without_ewma
+from anybatch.reproduce.style import LABELS
 from anybatch.scaling import scale
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
@@ -164,8 +165,8 @@ def curve(runs: list[RunResult]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def draw_published(results: dict[str, list[RunResult]]) -> None:
-    with figure(RESULTS / "published.png", columns=len(results), width=3.2, height=2.8) as axes:
-        for panel, (task, runs) in zip(np.atleast_1d(axes), results.items(), strict=True):
+    with figure(RESULTS / "published.png", len(results), width=3.4, height=2.8, label="return") as axes:
+        for panel, (task, runs) in zip(axes, results.items(), strict=True):
             steps, mean, error = curve(runs)
             panel.plot(steps, mean, color=BLUE, label=f"anybatch, {len(runs)} seeds")
             panel.fill_between(steps, mean - error, mean + error, color=BLUE, alpha=0.2, linewidth=0)
@@ -177,17 +178,23 @@ def draw_published(results: dict[str, list[RunResult]]) -> None:
 
 
 def draw_ladder(results: dict[str, list[RunResult]]) -> None:
+    """A row of panels for each task, a panel for each variant, a line for each batch."""
     tasks = [task for task in LADDER_TASKS if any(label.startswith(task) for label in results)]
-    with figure(RESULTS / "ladder.png", columns=len(tasks), width=3.2, height=2.8) as axes:
-        for panel, task in zip(np.atleast_1d(axes), tasks, strict=True):
-            for variant, color in (("all", BLUE), ("none", VERMILION)):
-                for envs, style in zip(ENVS, ("-", "--", "-.", ":"), strict=True):
-                    if runs := results.get(f"{task} {envs} {variant}"):
-                        steps, mean, _ = curve(runs)
-                        panel.plot(steps, mean, style, color=color, label=f"{envs}, {variant}")
-            panel.set_title(task)
-            panel.legend(fontsize=6)
+    panels = [(task, variant) for task in tasks for variant in VARIANTS]
+    colors = (BLACK, BLUE, GREEN, VERMILION)
+    with figure(
+        RESULTS / "ladder.png", len(panels), columns=len(VARIANTS), width=2.6, height=2.3, label="return"
+    ) as axes:
+        for panel, (task, variant) in zip(axes, panels, strict=True):
+            for envs, color in zip(ENVS, colors, strict=True):
+                runs = results.get(f"{task} {envs} {variant}") or results.get(f"{task} {envs} all")
+                if runs:
+                    steps, mean, error = curve(runs)
+                    panel.plot(steps, mean, color=color, label=f"{envs} environment{'s' * (envs > 1)}")
+                    panel.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
+            panel.set_title(f"{task.removesuffix('-v4')}: {LABELS[variant]}", fontsize=8)
             in_millions(panel)
+        axes[0].legend(fontsize=6)
 
 
 def main() -> None:
