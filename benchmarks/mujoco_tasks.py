@@ -26,8 +26,8 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
 from anybatch.reproduce.plots import BLACK, BLUE, GREEN, VERMILION, figure, in_millions
 from anybatch.reproduce.stacked import RunResult, launch, read_result, result_path
-from anybatch.reproduce.suites.ladder import ABLATIONS, RULES, without_ewma
 from anybatch.reproduce.style import LABELS
+from anybatch.reproduce.suites.ladder import ABLATIONS, RULES, without_ewma
 from anybatch.scaling import scale
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
