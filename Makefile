@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro chaos lock clean
+.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro bench-peers growth chaos lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -56,6 +56,12 @@ bench-micro: $(VENV)/.installed-dev ## GAE, minibatches, EWMA, objectives, sampl
 	@set -e; file=$$(mktemp); trap 'rm -f "$$file"' EXIT; \
 	$(BIN)/python -m pytest benchmarks/micro -q -p no:xdist --benchmark-enable --benchmark-json "$$file" --benchmark-columns min,median,rounds; \
 	$(BIN)/python benchmarks/micro/compare.py "$$file" $(ARGS)
+
+bench-peers: $(VENV)/.installed-dev ## speed of plain PPO beside Stable-Baselines3, TorchRL and CleanRL
+	@$(BIN)/python benchmarks/bench_peers.py $(ARGS)
+
+growth: $(VENV)/.installed-dev ## cost and memory as runs get larger; seconds to start
+	@$(BIN)/python benchmarks/growth.py $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## kills, signals, full disks, mutated files, odd environments at random for ten minutes (Linux)
 	@$(BIN)/python benchmarks/chaos.py $(ARGS)
