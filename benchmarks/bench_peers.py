@@ -8,8 +8,8 @@ The contenders take turns, each in a process of its own with one thread, and a r
 median over the rounds counts. Rates are environment steps per second of CPU time, which other programs on the machine
 disturb little. They cover sampling and optimisation after a first iteration, and so no imports. All train two networks
 of two layers of 64 with tanh, on the same Gymnasium environment in one process; ``anybatch on EnvPool`` shows the
-faster environment. TorchRL has no script without Hydra: its collector, its GAE and its loss run in the plain loop of its tutorial. SB3 and
-TorchRL also clip the gradient norm as anybatch does here; CleanRL clips the value loss too.
+faster environment. TorchRL has no script without Hydra: its collector, its GAE and its loss run in the plain loop of
+its tutorial. SB3 and TorchRL also clip the gradient norm as anybatch does here; CleanRL clips the value loss too.
 """
 
 from __future__ import annotations

@@ -107,6 +107,10 @@ def test_span_that_is_not_finite_is_refused(span: float) -> None:
         AdvantageNormalizer(span)
 
 
+def test_a_span_beyond_fp32_is_finite() -> None:
+    assert AdvantageNormalizer(1e308).decay == 1  # (1e308 - 1) / (1e308 + 1)
+
+
 def test_span_and_decay() -> None:
     # the paper: span = 2/(1-beta) - 1, so beta = 1 - 2/(span+1): 64 -> 63/65
     assert AdvantageNormalizer(64.0).decay == pytest.approx(63 / 65)

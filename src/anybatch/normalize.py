@@ -58,7 +58,7 @@ class AdvantageNormalizer:
         Raises:
             ValueError: it is less than 1, or not finite.
         """
-        spans = torch.as_tensor(span)
+        spans = torch.as_tensor(span, dtype=torch.float64)
         if not bool(((spans >= 1) & torch.isfinite(spans)).all()):
             raise ValueError(f"advantage span {span} must be finite and at least 1, the current iteration alone")
         self.span = span

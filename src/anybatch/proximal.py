@@ -142,7 +142,7 @@ class EwmaProximal(_FrozenCopy):
         Raises:
             ValueError: a centre of mass is negative or not finite.
         """
-        centers = torch.as_tensor(center_of_mass)
+        centers = torch.as_tensor(center_of_mass, dtype=torch.float64)
         if not bool(((centers >= 0) & torch.isfinite(centers)).all()):
             raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
         self.beta = decay_of(center_of_mass)
