@@ -9,9 +9,10 @@ import pytest
 
 from anybatch.config.io import to_yaml
 from anybatch.errors import ConfigError
-from anybatch.grid.grid_file import read_grid
+from anybatch.grid.grid_file import assumption, read_grid
 from anybatch.grid.job import Job
 from anybatch.presets import PRESETS, ppo, ppo_ewma
+from anybatch.scaling import rescale
 
 GRID = """
 base: ppo-ewma
@@ -57,7 +58,7 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("base: ppoo", "base is 'ppoo', but must be one of ppo, ppo-ewma"),
-        ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds"),
+        ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds, tuned_at"),
         ("base: ppo\nset: {num_env: 3}", "did you mean num_envs"),
         ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
         ("base: ppo\nseeds: [-1]", "seeds is"),
@@ -66,6 +67,7 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
         ("base: [ppo]", "base is ['ppo'], but must be one of"),
         ("base: there.yaml", "there.yaml cannot be read"),
         ("base: ppo\nvary: {divide_batch_by: [3]}", "divide_batch_by=3"),
+        ("base: ppo\ntuned_at: {envs: 3}", "tuned_at is {'envs': 3}, but must hold positive numbers of num_envs"),
     ],
 )
 def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
@@ -92,3 +94,17 @@ def test_folder_names_depend_on_the_version(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_variant_name_may_be_a_number(tmp_path: Path) -> None:
     jobs = read_grid(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {1: {}, 2: {clip: 0.1}}\n"), PRESETS)
     assert [job.name for job in jobs] == ["1", "2"]
+
+
+def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
+    text = "base: ppo-ewma\nset: {step_size: 3e-4}\nvary: {num_envs: [256, 16]}\n"
+    plain = read_grid(write(tmp_path / "plain.yaml", text), PRESETS)
+    assert [job.config.optimizer.step_size for job in plain] == [3e-4, 3e-4]
+    assert "not scaled: optimizer.step_size; if tuned at another, say which" in assumption(tmp_path / "plain.yaml")
+    jobs = read_grid(write(tmp_path / "grid.yaml", f"{text}tuned_at: {{num_envs: 256}}\n"), PRESETS)
+    assert jobs[0].config == plain[0].config
+    assert jobs[1].config == rescale(plain[0].config, num_envs=16)[0]  # 3e-4 / sqrt(16)
+    assert jobs[1].config.optimizer.step_size == pytest.approx(7.5e-5)
+    assert assumption(tmp_path / "grid.yaml") == ""
+    divided = "base: ppo-ewma\nset: {step_size: 3e-4, divide_batch_by: 16}\ntuned_at: {num_envs: 256}\n"
+    assert read_grid(write(tmp_path / "divided.yaml", divided), PRESETS)[0].config == jobs[1].config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,8 @@ def main(
     """Train every run of a list; finished runs are skipped, interrupted runs continue.
 
     A file is YAML with the entries base (a preset, or a config.yaml), set (values by field), variants, vary (lists of
-    values by field), and seeds. Example: {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
+    values by field), seeds, and tuned_at (the batch that the numbers come from; without it they are used as written).
+    Example: {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
 
     Args:
         files: Files that list the runs.
@@ -32,11 +34,13 @@ def main(
         trust_code: Import the Python code (import.path:function) that the files name.
         quiet: Show no progress.
     """
-    from anybatch.grid.grid_file import read_grid
+    from anybatch.grid.grid_file import assumption, read_grid
     from anybatch.grid.runner import run_grid
     from anybatch.presets import PRESETS
 
     jobs = [job for path in files for job in read_grid(path, PRESETS, trust_code=trust_code)]
+    for sentence in filter(None, map(assumption, files)):
+        print(sentence, file=sys.stderr)
     result = run_grid(
         jobs, out, launcher=launcher, processes=processes, restarts=restarts, address=address, quiet=quiet
     )
