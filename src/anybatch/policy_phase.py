@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from anybatch.config.schedules import scheduled_policy
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
@@ -56,6 +57,11 @@ class Learner:
         normalizer = self.agent.observation_normalizer
         assert normalizer is not None
         normalizer.update(moments, self.config.rollout.steps)
+
+    def at(self, progress: float) -> Learner:
+        """The same learner with the coefficients of its schedules when ``progress`` (0 to 1) of the run is done."""
+        policy = scheduled_policy(self.config.policy, progress)
+        return self if policy is self.config.policy else replace(self, config=replace(self.config, policy=policy))
 
     @property
     def device(self) -> torch.device:

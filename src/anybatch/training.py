@@ -94,13 +94,14 @@ def training_loop(run: LoopRun, components: Components) -> None:
     while not run.finished and not any_worker(learner.interrupts.requested):
         timer.restart()
         learner.optimizers.set_progress(run.progress)
+        scheduled = learner.at(run.progress)
         rollout = _sample(components.source, run.iteration)
         timer.end("sampling")
         if rollout.observation_moments is not None:
             learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
-        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner, run.show_status)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, scheduled, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
         if auxiliary:
             auxiliary.after_iteration(batch)
@@ -252,8 +253,8 @@ def resume(
         run_dir: the run folder.
         env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
             callable without an import path has to be passed again, in every process.
-        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. The step
-            size of a linear schedule follows: it is what a run of this length has at the same point.
+        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. Schedules
+            follow: numbers are what a run of this length has at the same point.
         trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
             made the run on this machine.
         quiet: show no progress.

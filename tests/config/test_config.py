@@ -254,7 +254,14 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
             assert fields.get(config, name) == value, name
     # every other field of these sections is named above
     named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
-    beside = {"optimizer.shuffle", "policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
+    beside = {
+        "policy.clip_schedule",
+        "policy.entropy_schedule",
+        "optimizer.shuffle",
+        "policy.kl_estimator",
+        "policy.allow_stale_coupled",
+        "optimizer.sgd_momentum",
+    }
     sections = ("optimizer.", "policy.", "advantage.", "reward.")
     assert {name for name in fields.names() if name.startswith(sections)} <= named | beside
     assert validate(config) is config

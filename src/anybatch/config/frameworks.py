@@ -117,6 +117,14 @@ def _optimizer(config: TrainConfig) -> str:
     return f"Adam's betas ({betas}) and epsilon {optimizer.adam_eps:g}"
 
 
+def _schedule_notes(config: TrainConfig) -> Iterator[str]:
+    if config.optimizer.schedule not in ("constant", "linear"):
+        yield f"optimizer.schedule {config.optimizer.schedule}: set its own schedule there; the step size is constant"
+    for name in ("clip", "entropy"):
+        if (schedule := getattr(config.policy, f"{name}_schedule")) != "constant":
+            yield f"policy.{name}_schedule {schedule}: set its own schedule there; the number is constant"
+
+
 def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: bool = False) -> Iterator[str]:
     """Properties that none of the PPOs has.
 
@@ -124,6 +132,7 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
     switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one.
     """
     policy, optimizer = config.policy, config.optimizer
+    yield from _schedule_notes(config)
     if policy.proximal != "behavior" and normalization:
         ewma = policy.proximal == "ewma"
         what = f"policy.center_of_mass {policy.center_of_mass:g}" if ewma else "policy.proximal recent"
@@ -328,6 +337,7 @@ def _reference(config: TrainConfig) -> bool:
 
 def _trl_notes(config: TrainConfig) -> Iterator[str]:
     optimizer, policy = config.optimizer, config.policy
+    yield from _schedule_notes(config)
     if _reference(config):
         yield (
             "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
@@ -361,7 +371,7 @@ _TRL = (
     Row("adam_beta2", "optimizer.adam_betas", lambda config: config.optimizer.adam_betas[1], when=_adam),
     Row("adam_epsilon", "optimizer.adam_eps", when=_adam),
     Row("optim", "optimizer.kind", when=lambda config: not _adam(config)),
-    Row("lr_scheduler_type", "optimizer.schedule"),
+    Row("lr_scheduler_type", "optimizer.schedule", lambda x: "linear" if _linear(x) else "constant"),
     Row("num_iterations num_ppo_epochs", "optimizer.policy_epochs"),
     Row("epsilon cliprange", "policy.clip", lambda config: 1e9 if _reference(config) else config.policy.clip),
     Row("max_grad_norm", "optimizer.max_grad_norm", lambda config: config.optimizer.max_grad_norm or 0.0),

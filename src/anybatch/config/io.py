@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from anybatch.config import fields
+from anybatch.config import fields, schedules
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 
@@ -108,6 +108,7 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             ``rollout_steps``, ``aux_step_size``), or by section with a dictionary of its fields
             (``optimizer={"step_size": 1e-3}``). A name that ends several fields is refused, except for the short
             names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
+            A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`.
 
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
@@ -117,6 +118,8 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         if dataclasses.is_dataclass(fields.types()[full]) and isinstance(value, Mapping):
             config = override(config, {f"{full}.{key}": inner for key, inner in value.items()})
         else:
+            if full in schedules.SCHEDULES.values() and callable(value):
+                value = schedules.tabulate(full, value)
             config = fields.replace(config, full, _convert(fields.types()[full], value, full))
     return config
 

@@ -135,6 +135,8 @@ class PolicyConfig:
     """The decoupled clipped objective, or the decoupled KL-penalised one."""
     clip: float = 0.2
     """PPO clipping parameter epsilon."""
+    clip_schedule: str = "constant"
+    """Factor of clip over the run, as in optimizer.schedule."""
     kl_coefficient: float = 1.0
     """Coefficient beta of the KL penalty (objective kl)."""
     kl_estimator: Literal["exact", "half-squared"] = "exact"
@@ -151,6 +153,8 @@ class PolicyConfig:
     """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
     entropy_coefficient: float = 0.01
     """Coefficient of the entropy bonus."""
+    entropy_schedule: str = "constant"
+    """Factor of entropy_coefficient over the run, as in optimizer.schedule."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +165,9 @@ class OptimizerConfig:
     """Optimiser of policy and value."""
     step_size: float = 5e-4
     """Adam step size alpha, or the SGD learning rate."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Constant step size, or linear decay to 0 over the run's environment steps."""
+    schedule: str = "constant"
+    """Factor of the step size over the run: constant, linear (1 to 0), or points of the run's fraction and the factor,
+    like "0:1 0.5:1 1:0.1", with lines between them; in Python also a function of the fraction."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
     adam_eps: float = 1e-8

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from anybatch.config import fields
+from anybatch.config import fields, schedules
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError, shown
@@ -96,6 +96,7 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
+    _check_schedules(config)
     _check_gaussian(config)
     _check_minibatches(config, config.env.num_envs)
     _check_policy(config)
@@ -140,6 +141,17 @@ def _check_minibatches(config: TrainConfig, num_envs: int) -> None:
     time_chunks(num_envs, steps, config.optimizer.minibatches, config.optimizer.shuffle)
     if aux.enabled and aux.epochs:
         auxiliary_time_chunks(aux.policy_iterations, num_envs, steps, aux.minibatches_per_epoch)
+
+
+def _check_schedules(config: TrainConfig) -> None:
+    for name in schedules.SCHEDULES.values():
+        value = fields.get(config, name)
+        schedules.check(name, value)
+        if config.compile and name.startswith("policy.") and value != schedules.CONSTANT:
+            raise ConfigError(
+                f"{name} is {shown(value)}, but compile makes constants of the numbers in the losses; leave one of "
+                "them out"
+            )
 
 
 def _check_gaussian(config: TrainConfig) -> None:

@@ -42,7 +42,10 @@ _WITHOUT_EFFECT = (
 """Fields without effect on what a stacked run computes: it is fp32, on the CPU, and keeps everything in memory."""
 
 
-_ADDED = ("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian")
+_ADDED = (
+    *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
+    *("policy.clip_schedule", "policy.entropy_schedule"),
+)
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
 
