@@ -274,7 +274,8 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
 def test_presets_take_environment_and_changes() -> None:
     config = ppg_ewma(ENV, num_envs=2, center_of_mass=3.0, aux_epochs=1)
     assert (config.env.id, config.env.num_envs, config.policy.center_of_mass, config.aux.epochs) == (ENV, 2, 3.0, 1)
-    assert set(PRESETS) == {"ppo", "ppo-ewma", "ppg", "ppg-ewma", "ppo-mujoco", "ppo-ewma-mujoco"}
+    kinds = ("", "-control", "-mujoco", "-atari")
+    assert set(PRESETS) == {"ppg", "ppg-ewma", *(f"{name}{kind}" for name in ("ppo", "ppo-ewma") for kind in kinds)}
     with pytest.raises(ConfigError, match="num_env is not a field"):
         ppo(ENV, num_env=3)
 

@@ -22,6 +22,28 @@ def config(name: str, **options: object) -> EnvConfig:
     return EnvConfig(id=name, options=options, threads=1)  # type: ignore[arg-type]
 
 
+def test_atari_s_games_have_several_lives_and_their_own_rewards() -> None:
+    """Breakout has 5 lives, and bricks of the upper rows give 4 and 7 points."""
+    options = {"episodic_life": True, "reward_clip": True}
+    env = make(config("envpool:Breakout-v5", **options), 4, 3)
+    env.reset()
+    rng, lives, games, points, clipped = np.random.default_rng(0), 0, 0, 0.0, 0.0
+    for _ in range(600):
+        steps = env.step(rng.integers(4, size=4))
+        assert steps.games is not None
+        reward, over = steps.counted
+        assert (reward >= steps.reward).all() and (over <= steps.done).all()
+        lives, games = lives + int(steps.done.sum()), games + int(over.sum())
+        points, clipped = points + float(reward.sum()), clipped + float(steps.reward.sum())
+    env.close()
+    assert games >= 4 and 4 * games < lives <= 5 * (games + 4)
+    assert points >= clipped > 0 and set(np.unique(steps.reward)) <= {0.0, 1.0}
+    plain = make(config("envpool:Breakout-v5"), 1, 3)
+    plain.reset()
+    assert plain.step(np.array([0])).games is None
+    plain.close()
+
+
 class TestProcgen:
     @pytest.mark.parametrize("game", GAMES)
     def test_every_game(self, game: str) -> None:

@@ -19,7 +19,7 @@ PPG |= {"policy_iterations": 8, "aux_minibatches": 128, "aux_epochs": 2}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["clip", "kl"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [name for name in PRESETS if not name.endswith("atari")])
 def test_cartpole_reaches_400(preset: str, objective: str, tmp_path: Path) -> None:
     config = PRESETS[preset](
         "gym:CartPole-v1",

@@ -237,6 +237,18 @@ def test_episodes_within_and_across_rollouts_in_the_order_of_their_ends() -> Non
     assert (sampled.episode_returns, sampled.episode_lengths) == ([9, 225], [2, 4])
 
 
+def test_returns_are_those_of_games_where_lives_are_episodes() -> None:
+    tracker = EpisodeTracker(1)
+    clipped, lives = np.array([[1, 0, 1, 1]], np.float32), np.array([[False, True, False, True]])
+    games = np.array([[7, 0, 4, 1]], np.float32), np.array([[False, False, False, True]])
+    assert tracker.add(clipped, lives, games).tolist() == [[True, False, True, False]]  # of lives
+    sampled = tracker.drain()
+    assert (sampled.episode_returns, sampled.episode_lengths) == ([12], [4])
+    last = np.array([[2]], np.float32), np.array([[True]])
+    assert tracker.add(np.array([[1]], np.float32), np.array([[True]]), last).tolist() == [[True]]
+    assert tracker.drain().episode_returns == [2]
+
+
 def test_a_stop_request_ends_sampling() -> None:
     interrupts = Interrupts(patience=0.0)
     interrupts.request()

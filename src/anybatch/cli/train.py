@@ -18,7 +18,7 @@ from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
-from anybatch.presets import PRESETS
+from anybatch.presets import PRESETS, environments_for
 from anybatch.runs.trust import require_trust
 from anybatch.scaling.changes import Change
 from anybatch.scaling.options import TrainScaling
@@ -32,7 +32,7 @@ _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
 {textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
 
-  --env.id ID          procgen:GAME-MODE, gym:ID, envpool:ID, or
+  --env.id ID          needed: procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment
   --env.num-envs N     parallel environments; other numbers follow this one
   --tuned-at.num-envs N  environments that your numbers were tuned with, if
@@ -77,7 +77,13 @@ class Arguments:
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
     preset, base, parsed = parse("train", arguments, Arguments, _HELP)
-    if preset not in PRESETS:
+    if preset in PRESETS:
+        if "env.id" not in given_fields(arguments):
+            raise ConfigError(
+                f"anybatch train {preset} needs an environment: --env.id, for example {environments_for(preset)}; "
+                "anybatch envs lists those that are installed"
+            )
+    else:
         given = {
             name for name in ("env.id", "model.encoder") if fields.get(parsed.config, name) != fields.get(base, name)
         }

@@ -14,7 +14,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError, shown
@@ -68,10 +68,10 @@ def factor(schedule: str, fraction: float) -> float:
     return before + (after - before) * (fraction - left) / (right - left)
 
 
-def check(name: str, schedule: object) -> None:
+def check(name: str, schedule: Any) -> None:
     """Raise a ConfigError unless the value of a field is a schedule."""
     try:
-        curve(schedule)  # type: ignore[arg-type]
+        curve(schedule)
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{name} is {shown(schedule)}, but must be {_ALLOWED}") from error
 

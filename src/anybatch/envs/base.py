@@ -32,6 +32,14 @@ class Steps:
     """(K,) int64, ascending: environments that were truncated and not terminated."""
     final_observation: Observation | None
     """(K, ...) their last observations before the reset, to bootstrap from; None if K is 0."""
+    games: tuple[np.ndarray, np.ndarray] | None = None
+    """(N,) rewards before clipping and (N,) bool, the whole game is over, where the environment clips rewards or a life
+    is an episode: returns are those of games. None where games are episodes."""
+
+    @property
+    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) rewards that returns are made of, and (N,) bool, where a return is complete."""
+        return self.games or (self.reward, self.done)
 
     @property
     def done(self) -> np.ndarray:

@@ -125,6 +125,8 @@ class EnvPoolVectorEnv:
         self.num_envs = num_envs = len(seeds)
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
+        self._episodic_life = bool(options.get("episodic_life"))  # of Atari: an episode ends with a life
+        self._has_games = self._episodic_life or bool(options.get("reward_clip"))
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
         if "env_seed" not in spec.config._fields:
             raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
@@ -156,7 +158,7 @@ class EnvPoolVectorEnv:
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        observation = self._reset(self._ids)
+        observation = self._reset(self._ids, first=True)
         self._last = observation
         return observation
 
@@ -176,7 +178,10 @@ class EnvPoolVectorEnv:
         if len(done):
             write(observation, done, self._reset(done))
         self._last = observation
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        games = None
+        if self._has_games:
+            games = np.asarray(info["reward"], dtype=np.float32), info["terminated"].astype(bool) | truncated
+        return Steps(observation, reward, terminated, truncated, final_index, final, games=games)
 
     def save_state(self) -> None:
         """Return None, because EnvPool has no access to its state."""
@@ -199,8 +204,13 @@ class EnvPoolVectorEnv:
             self._pool.close()
             self._pool = None  # EnvPool ends its threads on deletion
 
-    def _reset(self, ids: np.ndarray) -> Observation:
-        raw, info = self._pool.reset(ids)
+    def _reset(self, ids: np.ndarray, *, first: bool = False) -> Observation:
+        if self._episodic_life and not first:
+            # The step after an end begins the next life, or a new game after the last one; reset always begins a game.
+            action = np.zeros((len(ids), *self._action_shape[1:]), dtype=self.action_space.dtype)
+            raw, _, _, _, info = self._pool.step(action, ids)
+        else:
+            raw, info = self._pool.reset(ids)
         self._check_order(info, ids)
         observation = self._observations.batch(raw, len(ids), copy=False, env_index=ids)
         self._observations.check_finite(observation, ids)

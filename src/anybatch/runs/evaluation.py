@@ -256,17 +256,18 @@ def _play(
         while playing.any():
             step = games.step(act(observation))
             observation = step.observation
-            total += step.reward
+            reward, done = step.counted
+            total += reward
             length += 1
-            for index in np.flatnonzero(playing & step.done):
+            for index in np.flatnonzero(playing & done):
                 result.returns.append(float(total[index]))
                 result.lengths.append(int(length[index]))
-            cut = playing & ~step.done & (length >= max_steps)
+            cut = playing & ~done & (length >= max_steps)
             result.unfinished_returns.extend(total[cut].tolist())
-            quota -= playing & (step.done | cut)
+            quota -= playing & (done | cut)
             playing = playing & ~cut & (quota > 0)
-            total[step.done] = 0
-            length[step.done] = 0
+            total[done] = 0
+            length[done] = 0
     return result
 
 

@@ -85,19 +85,24 @@ class EpisodeTracker:
         self.first = np.ones(num_envs, dtype=bool)
         self._sampled = Sampled()
 
-    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+    def add(
+        self, reward: np.ndarray, done: np.ndarray, games: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> np.ndarray:
         """Count T steps of every environment.
 
         Args:
             reward: (N, T) raw rewards.
             done: (N, T) bool, an episode ended with the step.
+            games: (N, T) rewards and ends that returns are made of instead, see
+                :attr:`anybatch.envs.base.Steps.games`.
 
         Returns:
             (N, T) bool, the step was the first of its episode.
         """
         first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
         start = np.zeros(len(done), dtype=np.int64)
-        for t, env in np.argwhere(done.T):  # in the order of their ends
+        reward, ended = games or (reward, done)
+        for t, env in np.argwhere(ended.T):  # in the order of their ends
             steps = slice(start[env], t + 1)
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
@@ -234,6 +239,7 @@ def collect(
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
+    counted: list[tuple[np.ndarray, np.ndarray]] = []
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
@@ -244,12 +250,15 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
+        if step.games is not None:
+            counted.append(step.games)
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
     sampler.observation = observation
     last_value = agent.value(to_device(normalized(observation), device))
     final_values = [(index, t, agent.value(to_device(normalized(final), device))) for index, t, final in finals]
     moments = normalized.moments()
+    games = tuple(np.stack(columns, axis=1) for columns in zip(*counted, strict=True)) if counted else None
     acted = actor.result()
     logp = spec.distribution(acted.params).log_prob(acted.action)
     _check_finite(acted.value, logp)
@@ -261,7 +270,7 @@ def collect(
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
         next_value=_next_value(acted.value, last_value, final_values),
-        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
+        first=torch.from_numpy(sampler.episodes.add(reward, done, games)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
