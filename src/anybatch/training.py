@@ -38,15 +38,16 @@ from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
 from anybatch.runs.files import SEGMENTS
+from anybatch.runs.initial import start_from
 from anybatch.runs.owned import owned
 from anybatch.runs.resharding import restore
 from anybatch.runs.run import Run, create_run, open_run, read_config
-from anybatch.runs.timer import PhaseTimer
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import RolloutSource, staleness
 from anybatch.scaling.changes import Change
 from anybatch.system.memory import keep_freed_memory
 from anybatch.system.signals import Interrupted
+from anybatch.system.timer import PhaseTimer
 
 _COMPARE_EVERY = 10
 """Iterations between two checks that all workers hold the same weights."""
@@ -205,7 +206,13 @@ class TrainResult:
 @joined_process_group()
 @callers_random_state()
 def train(
-    config: TrainConfig, out: str | Path, seed: int = 0, *, quiet: bool = False, changes: Sequence[Change] = ()
+    config: TrainConfig,
+    out: str | Path,
+    seed: int = 0,
+    *,
+    quiet: bool = False,
+    changes: Sequence[Change] = (),
+    init_from: str | Path | None = None,
 ) -> TrainResult:
     """Train from scratch; under ``torchrun``, as one of several data-parallel workers.
 
@@ -215,8 +222,12 @@ def train(
         seed: determines every random choice of the run.
         quiet: show no progress.
         changes: how ``config`` was scaled from another batch size; written to the run folder.
+        init_from: a run folder whose weights, statistics, optimiser and proximal policy are the start, also at another
+            batch; ``config`` stays as it is (:func:`anybatch.scaling.rescale` of that run's configuration fits). A
+            message says what is taken over, see :mod:`anybatch.runs.initial`.
 
     Raises:
+        CheckpointError: ``init_from`` is no run folder, or has other spaces or networks.
         ConfigError: a setting makes no sense.
         EnvError: the environment cannot be made, or failed.
         WorkerError: another data-parallel worker has died or hangs.
@@ -227,7 +238,10 @@ def train(
     folder = Path(out).expanduser()
     components = build(config, seed, segments=folder / SEGMENTS)
     with _closing(components), owned(folder):
+        sentences = [] if init_from is None else start_from(Path(init_from).expanduser(), components)
         run = create_run(folder, config, seed, quiet=quiet, changes=changes)
+        for sentence in sentences:
+            run.message(sentence)
         _prepare_auxiliary_phase(run, components)
         run.save(components.stateful)  # so that a run stopped in its first iteration can be resumed
         return _run(run, components)

@@ -18,6 +18,8 @@ from anybatch.presets import PRESETS
 
 T = TypeVar("T")
 
+PRESETS_IN_SHORT = "ppo, ppo-ewma, ppg, ppg-ewma; ppo-KIND or ppo-ewma-KIND with KIND control, mujoco or atari"
+"""The presets' names, for help pages."""
 PRESET = f"one of {', '.join(PRESETS)}, or the path of a config.yaml"
 """Allowed values of the first argument, in words."""
 _HELP_FLAGS = ("-h", "--help")

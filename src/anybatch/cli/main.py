@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError
-from anybatch.presets import PAPER, PRESETS
+from anybatch.presets import PAPER
 from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
 
@@ -28,8 +28,8 @@ _PARSE = ("train", "scale", "reproduce")  # they take the command line, the othe
 _HELP = f"""usage: anybatch COMMAND ...
 
 training
-  train PRESET     train; PRESET is {", ".join(PAPER)},
-                   {", ".join(x for x in PRESETS if x not in PAPER)}, or a config.yaml
+  train PRESET     train; PRESET is {", ".join(PAPER)}, one for
+                   control, mujoco or atari such as ppo-mujoco, or a config.yaml
   resume RUN       continue an interrupted run
   grid FILE...     train a list of runs: here, on a Ray cluster, or as commands for a queue
 results

@@ -12,12 +12,11 @@ from typing import Annotated, Literal
 import tyro
 import yaml
 
-from anybatch.cli.configured import given_fields, parse
+from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
 from anybatch.config.io import to_dict, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
-from anybatch.presets import PRESETS
 from anybatch.scaling.changes import Change
 from anybatch.scaling.conditions import validity
 from anybatch.scaling.findings import Finding
@@ -29,11 +28,11 @@ from anybatch.scaling.tuned_at import BATCH, Carried, TunedAt, carry, divide
 _HELP = f"""usage: anybatch scale PRESET [OPTIONS]
 
 Show which hyperparameters change with the batch size, without training.
-{textwrap.fill(f"PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
+{textwrap.fill(f"PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80)}
 
   --env.num-envs N     the new batch: environments; likewise --rollout.steps,
                        --optimizer.minibatches and --workers
-  --divide-batch-by C  or divide both batches by C, by the number of environments
+  --divide-batch-by C  or divide both batches by C (the environments)
   --tuned-at.num-envs N  batch at which the hyperparameters were tuned, if it is
                        not the preset's; likewise --tuned-at.rollout-steps, ...
   --from-ppo           they are those of plain PPO: choose the EWMA that fits

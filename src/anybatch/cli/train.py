@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from anybatch.cli.configured import given_fields, parse
+from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
 from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
@@ -19,6 +19,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
 from anybatch.presets import PRESETS, environments_for
+from anybatch.runs.files import CONFIG
 from anybatch.runs.trust import require_trust
 from anybatch.scaling.changes import Change
 from anybatch.scaling.options import TrainScaling
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
-{textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
+{textwrap.fill(f"Train a policy. PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80)}
 
   --env.id ID          needed: procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment
@@ -38,10 +39,10 @@ _HELP = f"""usage: anybatch train PRESET [OPTIONS]
   --tuned-at.num-envs N  environments that your numbers were tuned with, if
                        not those of PRESET; they are scaled from there
   --total-env-steps N  environment steps to train for
+  --init-from RUN      start with a run's weights; PRESET may be left out then
   --out DIR            run folder (default: runs/PRESET-ENV-seedN)
   --seed N             seed of the run (default: 0)
-  --precision P        auto, fp32 or bf16
-  --device D           auto, cpu, cuda or cuda:N
+  --precision P        auto, fp32 or bf16; --device D: auto, cpu, cuda, cuda:N
 
 all options: --help all; or --help SECTION, with SECTION one of
   env, model           environment; networks
@@ -66,6 +67,8 @@ class Arguments:
     from_ppo: bool = False
     """The hyperparameters are those of plain PPO: take the EWMA that limits the policy as it did."""
     scaling: TrainScaling = field(default_factory=TrainScaling)
+    init_from: Path | None = None
+    """Run whose weights, statistics and optimiser are the start; without PRESET its config.yaml is taken too."""
     go_on: bool = False
     """Continue the run in --out if it is the same one; do nothing if it is finished."""
     trust_code: bool = False
@@ -76,6 +79,7 @@ class Arguments:
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
+    arguments = _with_preset(arguments)
     preset, base, parsed = parse("train", arguments, Arguments, _HELP)
     if preset in PRESETS:
         if "env.id" not in given_fields(arguments):
@@ -92,15 +96,26 @@ def main(arguments: list[str]) -> int:
     from anybatch.training import train
 
     config, changes = _scaled(base, parsed, given_fields(arguments))
+    keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}
     if parsed.go_on:
         from anybatch.grid.run_folder import train_or_resume
 
         if parsed.out is None:
             raise ConfigError("--go-on needs --out, the folder of the run to continue")
-        return finish(train_or_resume(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
+        return finish(train_or_resume(config, parsed.out, parsed.seed, **keywords))
     with joined_process_group():
         out = parsed.out or on_main(lambda: _free_folder(preset, config, parsed.seed))
-        return finish(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
+        return finish(train(config, out, parsed.seed, **keywords))
+
+
+def _with_preset(arguments: list[str]) -> list[str]:
+    """The command line with the configuration of the run in --init-from as PRESET, if there is none."""
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            name, _, value = word.partition("=")
+            if name in ("--init-from", "--init_from") and (value or following):
+                return [str(Path(value or following) / CONFIG), *arguments]
+    return arguments
 
 
 def _scaled(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> tuple[TrainConfig, list[Change]]:

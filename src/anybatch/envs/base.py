@@ -16,6 +16,10 @@ Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]
 """A batch of observations (N, ...), or one such array for every key of a Dict space."""
 
 
+Games: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Rewards before clipping, and bool, the whole game is over, of the same shape."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """Results of one step of N environments, K of whose episodes were cut by a time limit."""
@@ -32,12 +36,12 @@ class Steps:
     """(K,) int64, ascending: environments that were truncated and not terminated."""
     final_observation: Observation | None
     """(K, ...) their last observations before the reset, to bootstrap from; None if K is 0."""
-    games: tuple[np.ndarray, np.ndarray] | None = None
-    """(N,) rewards before clipping and (N,) bool, the whole game is over, where the environment clips rewards or a life
-    is an episode: returns are those of games. None where games are episodes."""
+    games: Games | None = None
+    """(N,) where the environment clips rewards or a life is an episode: returns are those of games. None where games are
+    episodes."""
 
     @property
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
+    def counted(self) -> Games:
         """(N,) rewards that returns are made of, and (N,) bool, where a return is complete."""
         return self.games or (self.reward, self.done)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
+from anybatch.envs.base import Games, Steps, VectorEnv
 from anybatch.envs.base import Observation as EnvObservation
-from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
@@ -85,9 +85,7 @@ class EpisodeTracker:
         self.first = np.ones(num_envs, dtype=bool)
         self._sampled = Sampled()
 
-    def add(
-        self, reward: np.ndarray, done: np.ndarray, games: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> np.ndarray:
+    def add(self, reward: np.ndarray, done: np.ndarray, games: Games | None = None) -> np.ndarray:
         """Count T steps of every environment.
 
         Args:
@@ -238,8 +236,7 @@ def collect(
     observation = sampler.take_observation(interrupts)
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
-    finals: list[tuple[np.ndarray, int, EnvObservation]] = []
-    counted: list[tuple[np.ndarray, np.ndarray]] = []
+    finals, games = list[tuple[np.ndarray, int, EnvObservation]](), list[Games | None]()
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
@@ -250,15 +247,13 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
-        if step.games is not None:
-            counted.append(step.games)
+        games.append(step.games)
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
     sampler.observation = observation
     last_value = agent.value(to_device(normalized(observation), device))
     final_values = [(index, t, agent.value(to_device(normalized(final), device))) for index, t, final in finals]
     moments = normalized.moments()
-    games = tuple(np.stack(columns, axis=1) for columns in zip(*counted, strict=True)) if counted else None
     acted = actor.result()
     logp = spec.distribution(acted.params).log_prob(acted.action)
     _check_finite(acted.value, logp)
@@ -270,12 +265,18 @@ def collect(
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
         next_value=_next_value(acted.value, last_value, final_values),
-        first=torch.from_numpy(sampler.episodes.add(reward, done, games)).to(device),
+        first=torch.from_numpy(sampler.episodes.add(reward, done, _over_time(games))).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
         observation_moments=None if moments is None else moments.to(device),
     )
+
+
+def _over_time(games: Sequence[Games | None]) -> Games | None:
+    """Rewards and ends of games (N, T), from those of each step (N,); None where games are episodes."""
+    steps = [step for step in games if step is not None]
+    return (np.stack([x for x, _ in steps], 1), np.stack([over for _, over in steps], 1)) if steps else None
 
 
 def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.ndarray, int, Tensor]]) -> Tensor:
