@@ -29,6 +29,8 @@ def expected() -> dict[str, Any]:
         short, kind = full.rpartition(".")[2], hint
         if full in SCHEDULES.values():
             kind = str | Callable[[float], float]
+        if full == "model.encoder":
+            kind = str | type[Any]
         try:
             unique = fields.resolve(short) == full
         except ConfigError:

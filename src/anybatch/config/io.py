@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from anybatch.config import fields, schedules
+from anybatch.config.encoders import encoder_path
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 
@@ -108,7 +109,7 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             ``rollout_steps``, ``aux_step_size``), or by section with a dictionary of its fields
             (``optimizer={"step_size": 1e-3}``). A name that ends several fields is refused, except for the short
             names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
-            A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`.
+            A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`, and an encoder a class.
 
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
@@ -120,6 +121,8 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         else:
             if full in schedules.SCHEDULES.values() and callable(value):
                 value = schedules.tabulate(full, value)
+            if full == "model.encoder" and not isinstance(value, str):
+                value = encoder_path(value)
             config = fields.replace(config, full, _convert(fields.types()[full], value, full))
     return config
 

@@ -38,7 +38,7 @@ class Overrides(TypedDict, total=False):
     observation_normalize: bool
     observation_clip: float
     model: Mapping[str, Any]
-    encoder: str
+    encoder: str | type[Any]
     architecture: Literal["shared", "dual", "detach"]
     model_options: dict[str, Scalar]
     policy_gain: float | None

@@ -37,8 +37,8 @@ class Steps:
     final_observation: Observation | None
     """(K, ...) their last observations before the reset, to bootstrap from; None if K is 0."""
     games: Games | None = None
-    """(N,) where the environment clips rewards or a life is an episode: returns are those of games. None where games are
-    episodes."""
+    """(N,) where the environment clips rewards or a life is an episode, since returns are those of games; None where
+    games are episodes."""
 
     @property
     def counted(self) -> Games:
