@@ -314,7 +314,7 @@ def documented() -> list[tuple[list[str], str]]:
 
 
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(documented()) == 3
+    assert len(documented()) == 4
     for arguments, output in documented():
         assert printed(arguments, capsys) == output
     assert printed(["ppg-ewma", "--env.num-envs", "16"], capsys) in DOCS.read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.errors import ConfigError
 from anybatch.grid.grid_file import assumption, read_grid
@@ -74,6 +75,15 @@ def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grid.yaml|there.yaml") as caught:
         read_grid(write(tmp_path / "grid.yaml", text), PRESETS)
     assert words in str(caught.value)
+
+
+def test_the_command_asks_for_an_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {a: {}, b: {env.id: gym:CartPole-v1}}\n"))
+    assert main(["grid", file, "--launcher", "print"]) == 2
+    assert "env.id is missing: set an environment" in capsys.readouterr().err
+    for number, text in enumerate(["base: ppo\nset: {env: {id: gym:CartPole-v1}}\n", GRID]):
+        file = str(write(tmp_path / f"{number}.yaml", text))
+        assert main(["grid", file, "--launcher", "print", "--out", str(tmp_path / str(number))]) == 0
 
 
 def test_folder_names_depend_on_configuration_and_seed() -> None:

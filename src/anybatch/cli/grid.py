@@ -34,11 +34,13 @@ def main(
         trust_code: Import the Python code (import.path:function) that the files name.
         quiet: Show no progress.
     """
-    from anybatch.grid.grid_file import assumption, read_grid
+    from anybatch.grid.grid_file import assumption, check_environment, read_grid
     from anybatch.grid.runner import run_grid
     from anybatch.presets import PRESETS
 
     jobs = [job for path in files for job in read_grid(path, PRESETS, trust_code=trust_code)]
+    for path in files:
+        check_environment(path, PRESETS)
     for sentence in filter(None, map(assumption, files)):
         print(sentence, file=sys.stderr)
     result = run_grid(

@@ -28,7 +28,7 @@ from anybatch.scaling.tuned_at import BATCH, Carried, TunedAt, carry, divide
 _HELP = f"""usage: anybatch scale PRESET [OPTIONS]
 
 Show which hyperparameters change with the batch size, without training.
-{textwrap.fill(f"PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80)}
+{textwrap.fill(f"PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80, break_on_hyphens=False)}
 
   --env.num-envs N     the new batch: environments; likewise --rollout.steps,
                        --optimizer.minibatches and --workers

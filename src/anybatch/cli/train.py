@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
-{textwrap.fill(f"Train a policy. PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80)}
+{textwrap.fill(f"Train a policy. PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80, break_on_hyphens=False)}
 
   --env.id ID          needed: procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment

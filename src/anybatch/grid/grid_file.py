@@ -72,6 +72,16 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
     return jobs
 
 
+def check_environment(path: Path, presets: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a grid file has a preset as its base and names no environment."""
+    grid = read_yaml(path)
+    common = {*(grid.get("set") or {}), *(grid.get("vary") or {})}
+    for variant in (grid.get("variants") or {"": {}}).values():
+        names = common | set(variant or {})
+        if (variant or {}).get("base", grid.get("base")) in presets and not names & {"env.id", "env_id", "env"}:
+            raise ConfigError(f"{path}: env.id is missing: set an environment, for example {{env.id: gym:CartPole-v1}}")
+
+
 def assumption(path: Path) -> str:
     """A sentence about a grid file that has other batches and hyperparameters than its base without ``tuned_at``."""
     grid = read_yaml(path)
