@@ -83,13 +83,13 @@ def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_config_file(path: Path) -> TrainConfig:
+def read_config_file(path: str | Path) -> TrainConfig:
     """Configuration in a run's config.yaml or a similar file; entries for version, seed and signature are ignored.
 
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.
     """
-    values = read_yaml(path)
+    values = read_yaml(Path(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold fields and sections")
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
