@@ -55,6 +55,13 @@ def test_divide() -> None:
         divide(base, config, given, 4)
 
 
+def test_an_automatic_number_is_no_number_by_hand() -> None:
+    base = ppg_ewma()
+    config = override(base, {"num_envs": 16, "aux.minibatches": None})
+    assert carry(base, config, {"env.num_envs", "aux.minibatches"}).notes == []
+    assert divide(base, base, {"aux.minibatches"}, 16).notes == []
+
+
 @pytest.mark.parametrize("tuned_at", [TunedAt(), TunedAt(num_envs=64)])
 def test_minibatches_of_a_fixed_size_are_computed(tuned_at: TunedAt) -> None:
     base, options = ppo_ewma(), Adjustments(rule="fixed-minibatch")

@@ -114,7 +114,7 @@ def _with_preset(arguments: list[str]) -> list[str]:
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             name, _, value = word.partition("=")
             if name in ("--init-from", "--init_from") and (value or following):
-                return [str(Path(value or following) / CONFIG), *arguments]
+                return [str(Path(value or following).expanduser() / CONFIG), *arguments]
     return arguments
 
 

@@ -99,7 +99,7 @@ def carry(
     else:
         # the rules start from the base's numbers, but from the user's choice of optimiser, proximal policy and so on
         tuned = apply_changes(config, [Change(name, 0, fields.get(base, name), "", "") for name in FIELDS])
-        overrides = {name: value for name, value in _followers(config, given).items() if value is not None}
+        overrides = _followers(config, given)
     if ppo:
         tuned, config = _from_ppo(tuned, given, notes), from_ppo(config)
     asked = {name: fields.get(config, name) for name in BATCH if fields.get(config, name) != fields.get(tuned, name)}
@@ -159,7 +159,8 @@ def _at(config: TrainConfig, numbers: Mapping[str, int]) -> TrainConfig:
 
 def _followers(config: TrainConfig, given: Collection[str]) -> dict[str, Value]:
     """The user's values of fields that depend on the batch."""
-    return {name: fields.get(config, name) for name in FOLLOWERS if name in given}
+    values = {name: fields.get(config, name) for name in FOLLOWERS if name in given}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _from_ppo(tuned: TrainConfig, given: Collection[str], notes: list[str]) -> TrainConfig:
