@@ -37,7 +37,7 @@ STEP_SIZES = (3e-4, 1e-3, 3e-3)
 ENVS = (64, 16, 4, 1)
 VARIANTS = ("all", *ABLATIONS)
 SHORT = 300_000
-TUNED_STEP_SIZE = 1e-3
+TUNED_STEP_SIZE = 3e-3
 CLEANRL = {
     "HalfCheetah-v4": (1442.64, 46.03),
     "Hopper-v4": (2382.86, 271.74),
