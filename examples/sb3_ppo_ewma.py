@@ -6,7 +6,7 @@ numbers), saves in the middle and goes on from the file: the moving average and 
 
 How to run it (half a minute):
 
-    pip install 'anybatch[sb3]'
+    pip install '.[sb3]'
     python examples/sb3_ppo_ewma.py
 """
 

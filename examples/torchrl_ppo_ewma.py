@@ -8,7 +8,7 @@ of each minibatch.
 
 How to run it (half a minute):
 
-    pip install 'anybatch[torchrl]'
+    pip install '.[torchrl]'
     python examples/torchrl_ppo_ewma.py
 """
 

@@ -13,7 +13,7 @@ bf16 model another one in fp32, which `EwmaProximal` keeps because small steps o
 
 How to run it (under a minute on a CPU):
 
-    pip install 'anybatch[trl]'
+    pip install '.[trl]'
     python examples/trl_grpo_decoupled.py
     python examples/trl_grpo_decoupled.py --weight sequence_geometric_mean --bound mask
 """

@@ -56,6 +56,11 @@ def user_code_error(error: BaseException, what: str) -> BaseException:
     return UserCodeError(f"{what} raised {type(error).__name__}{text}")
 
 
+def install_command(extra: str) -> str:
+    """Command that installs an extra of anybatch, which is not on PyPI yet."""
+    return f"pip install '.[{extra}]' in a checkout of anybatch"
+
+
 def shown(value: Any) -> str:
     """A value as an error message shows it: its ``repr``, cut to 100 characters."""
     text = _repr.repr(value)

@@ -310,8 +310,8 @@ def _closing(components: Components) -> Iterator[None]:
 
 def _run(run: Run, components: Components) -> TrainResult:
     config, interrupted = run.config, False
-    if config.keep_freed_memory and components.learner.device.type == "cpu" and keep_freed_memory():
-        run.inform("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.keep_freed_memory and components.learner.device.type == "cpu":
+        keep_freed_memory()
     if config.compile:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()

@@ -44,6 +44,8 @@ def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
     scaled = jobs[4].config
     assert (scaled.env.num_envs, scaled.optimizer.step_size, scaled.policy.center_of_mass) == (64, 2.5e-4, 32)
     assert jobs[8].config == ppo("gym:CartPole-v1", policy_epochs=1, value_epochs=1, num_envs=64)
+    # plain PPO cannot keep the age of its proximal policy; nothing is found where nothing is scaled
+    assert [[finding.check for finding in jobs[i].findings] for i in (0, 4, 8, 12)] == [[], [], [], ["proximal"]]
 
 
 def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:

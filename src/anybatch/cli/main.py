@@ -65,7 +65,7 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP)
         return DONE if arguments else BAD_INPUT
-    command, *rest = [_expand_home(argument) for argument in arguments]
+    command, *rest = arguments
     if command == "--version":
         from anybatch._version import __version__
 
@@ -89,12 +89,6 @@ def _main(arguments: list[str]) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _expand_home(argument: str) -> str:
-    """Expand ``~`` as a shell does, also in ``--out=~/runs``, where shells leave it."""
-    flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    return f"{flag}{equals}{os.path.expanduser(value)}" if value.startswith("~/") else argument
 
 
 def _users_part(error: BaseException) -> BaseException:

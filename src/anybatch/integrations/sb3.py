@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss
 from anybatch.proximal import EwmaProximal
@@ -32,7 +32,7 @@ try:
     from stable_baselines3.common.utils import explained_variance
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.sb3 needs Stable-Baselines3: pip install 'anybatch[sb3]' ({error})", name=error.name
+        f"anybatch.integrations.sb3 needs Stable-Baselines3: {install_command('sb3')} ({error})", name=error.name
     ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.proximal import accumulate_, decay_of, full_precision, sum_of_powers
 
 try:
@@ -22,7 +22,7 @@ try:
     from torchrl.objectives.utils import TargetNetUpdater
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.torchrl needs TorchRL: pip install 'anybatch[torchrl]' ({error})", name=error.name
+        f"anybatch.integrations.torchrl needs TorchRL: {install_command('torchrl')} ({error})", name=error.name
     ) from error
 
 
