@@ -13,7 +13,7 @@ class AnybatchError(Exception):
 
 
 class ConfigError(AnybatchError, ValueError):
-    """A setting that is out of range or does not fit another; the text names field, value and what is allowed."""
+    """A setting that is out of range or does not fit another; the text names field, value and allowed values."""
 
 
 class EnvError(AnybatchError, RuntimeError):

@@ -39,7 +39,7 @@ def compare_with_noise_scale(progress: Progress, config: TrainConfig) -> Iterato
     ):
         correlation = 0.0  # it can come from trajectories that continue in the next iteration
     if correlation:
-        # what the mean over a window misses where weights move within it; see NoiseScale
+        # the mean over a window misses this where weights move within it; see NoiseScale
         from_pairs = batch * (1 - abs(correlation)) / abs(correlation)
         if batch > HOLDS * from_pairs and from_pairs < scale:
             scale = from_pairs

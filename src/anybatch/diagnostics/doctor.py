@@ -1,4 +1,4 @@
-"""The paper's practical advice (section 6.2) and the limits of the scaling rules, as checks of what a run logged."""
+"""The paper's practical advice (section 6.2) and the limits of the scaling rules, as checks of a run's log."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def examine(progress: Progress, config: TrainConfig) -> list[Finding]:
         config: the run's configuration.
 
     Returns:
-        What was found in the last tenth of the iterations (20 at least), worst first; "ok" findings tell where the run
-        stands. Fewer than 5 iterations give no warning about what they logged.
+        Findings about the last tenth of the iterations (20 at least), worst first; "ok" findings describe the state of
+        the run. With fewer than 5 iterations there are no warnings about logged values.
     """
     rows = max((len(column) for column in progress.values()), default=0)
     checks = _CHECKS if rows >= _TOO_FEW_ROWS else (_age,)

@@ -32,7 +32,7 @@ class EnvFamily:
     ids: tuple[str, ...]
     """Their complete ids, sorted; if the family is not installed, those that are known anyway."""
     missing: str = ""
-    """The command that installs what is missing; empty if nothing is."""
+    """The command that installs them; empty if they are installed."""
 
 
 def catalog() -> list[EnvFamily]:

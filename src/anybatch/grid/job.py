@@ -16,7 +16,7 @@ from anybatch.runs.trust import code_named
 from anybatch.scaling.findings import Finding
 
 JOB, LOG = "job.yaml", "log.txt"
-"""Files that a grid adds to a run folder: the configuration, and what the run printed."""
+"""Files that a grid adds to a run folder: the configuration, and the output of the run."""
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "interrupted"]
 """State of a job."""

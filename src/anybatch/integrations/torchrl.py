@@ -1,8 +1,8 @@
 """The proximal EWMA for TorchRL's losses (extra ``anybatch[torchrl]``).
 
 TorchRL's ``ClipPPOLoss`` and ``KLPENPPOLoss`` have the decoupled objectives of section 2 since 0.14: with
-``delay_actor=True`` their target actor is the proximal policy, and ``max_importance_ratio`` is our cap. What they lack
-is the average itself: their ``SoftUpdate`` gives the initial weights far more weight than appendix A does.
+``delay_actor=True`` their target actor is the proximal policy, and ``max_importance_ratio`` is our cap. They lack
+the average itself: their ``SoftUpdate`` gives the initial weights far more weight than appendix A does.
 """
 
 from __future__ import annotations
