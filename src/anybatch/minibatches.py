@@ -94,7 +94,7 @@ class Batch(Samples):
     """An iteration's data with its advantages, (N, T, ...)."""
 
     advantage: Tensor
-    """(...) advantage estimates, normalised if the configuration says so."""
+    """(...) advantage estimates, normalised if ``advantage.normalize`` is set."""
     value_target: Tensor
     """(...) targets of the value function."""
 
