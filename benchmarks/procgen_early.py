@@ -5,7 +5,7 @@
     python benchmarks/procgen_early.py draw
     python benchmarks/procgen_early.py draw --preset ppg
 
-``run`` trains a preset with all 256 environments, game after game, and goes on where it was interrupted. ``draw``
+``run`` trains a preset with all 256 environments, game after game, and continues where it was interrupted. ``draw``
 copies the progress of every run into results/procgen-early/ and draws it over the published curves.
 """
 
