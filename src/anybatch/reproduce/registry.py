@@ -69,6 +69,6 @@ def figures_of(name: str) -> list[Figure]:
 def listing() -> str:
     """One line per figure: name, place in the paper, content, and other names."""
     return "\n".join(
-        f"{figure.name:15} {figure.paper:17} {figure.about}{' = ' if figure.aliases else ''}{', '.join(figure.aliases)}"
+        f"{figure.name:15} {figure.paper:17} {figure.about}{'; also ' if figure.aliases else ''}{', '.join(figure.aliases)}"
         for figure in FIGURES.values()
     )

@@ -120,10 +120,10 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     path = folder / "cost.png"
     computed, paper_computed, measured, paper_measured = 100 * np.array([*increases(suite, results).values()]).T
     bars = {"computed": (computed, None, BLUE), "measured here": (measured, None, ORANGE)}
-    with figure(path, width=4.6, height=3.0, label="increase by the EWMA (%)") as (axis,):
+    with figure(path, width=4.6, height=3.0, label="time added by the EWMA (%)") as (axis,):
         draw_bars(axis, [LABELS[name] for name in PAPER], bars)
         place = np.arange(len(PAPER))
-        axis.hlines(paper_computed, place - 0.4, place, color=BLACK, label="the paper's")
+        axis.hlines(paper_computed, place - 0.4, place, color=BLACK, label="in the paper")
         axis.hlines(paper_measured, place, place + 0.4, color=BLACK)
         axis.legend()
     return [path]
