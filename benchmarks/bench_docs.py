@@ -27,15 +27,15 @@ def newest(path: Path, *, gpu: bool = False) -> dict[str, Any] | None:
 def speed(record: dict[str, Any]) -> str:
     """The table of `make bench`, in Markdown, with the machine below it."""
     lines = [
-        "| | algorithm | environments | steps/s | limit | fraction | EWMA | peak memory | where the time goes |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+        "| | algorithm | environments | steps/s / limit | fraction | EWMA | MiB | where the time goes |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in record["rows"]:
         where = ", ".join(f"{name} {share:.0%}" for name, share in row["where"].items() if share >= 0.005)
         ratio = f"{row['ewma_ratio']:.2f}" if "ewma_ratio" in row else ""
         lines.append(
-            f"| {_MODES.get(row['mode'], row['mode'])} | {row['algorithm']} | {row['num_envs']} | {row['rate']:,.0f} | "
-            f"{row['limit']:,.0f} | {row['fraction']:.2f} | {ratio} | {row['peak_mib']:,.0f} MiB | {where} |"
+            f"| {_MODES.get(row['mode'], row['mode'])} | {row['algorithm']} | {row['num_envs']} | {row['rate']:,.0f} / "
+            f"{row['limit']:,.0f} | {row['fraction']:.2f} | {ratio} | {row['peak_mib']:,.0f} | {where} |"
         )
     return "\n".join([*lines, "", machine(record)])
 

@@ -215,7 +215,7 @@ def test_tables_go_between_their_markers_of_the_page() -> None:
     }
     record = {"machine": facts, "settings": {"device": "cpu"}, "rows": [row]}
     table = speed(record)
-    assert "| one core | ppo | 16 | 1,234 | 1,300 | 0.95 |  | 900 MiB | optimisation 90%, other 10% |" in table
+    assert "| one core | ppo | 16 | 1,234 / 1,300 | 0.95 |  | 900 | optimisation 90%, other 10% |" in table
     assert "| anybatch | one core | 3,000 | 1,000 |" in networks(record)
 
 
