@@ -217,7 +217,7 @@ def test_dictionary_options_go_where_they_fit() -> None:
     encoder = build("nature", space, depth=1, out_features=9)
     assert encoder.out_features == 9 + 64
     with pytest.raises(
-        ConfigError, match=r"'scale', which the encoder does not take; it takes depth, gain, out_features"
+        ConfigError, match=r"'scale', which the encoder does not take; it takes blocks, channels, depth, gain"
     ):
         build("auto", space, scale=1)
     with pytest.raises(ConfigError, match="empty Dict"):
