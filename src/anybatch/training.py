@@ -246,14 +246,14 @@ def resume(
 
     Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
     ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
-    start new episodes, with new seeds, and a message says so.
+    start new episodes, with new seeds, and a message is printed.
 
     Args:
         run_dir: the run folder.
         env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
             callable without an import path has to be passed again, in every process.
         total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. The step
-            size of a linear schedule follows: it is what a run of this length has at the same point.
+            size of a linear schedule follows: it is that of a run of this length at the same point.
         trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
             made the run on this machine.
         quiet: show no progress.
@@ -310,8 +310,8 @@ def _closing(components: Components) -> Iterator[None]:
 
 def _run(run: Run, components: Components) -> TrainResult:
     config, interrupted = run.config, False
-    if config.keep_freed_memory and components.learner.device.type == "cpu" and keep_freed_memory():
-        run.inform("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.keep_freed_memory and components.learner.device.type == "cpu":
+        keep_freed_memory()
     if config.compile:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()

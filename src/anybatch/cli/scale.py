@@ -28,7 +28,7 @@ from anybatch.scaling.rescaling import rescale, scale, table
 _HELP = f"""usage: anybatch scale PRESET [OPTIONS]
 
 Show which hyperparameters change with the batch size, without training.
-{textwrap.fill(f"PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
+{textwrap.fill(f"PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80, break_on_hyphens=False)}
 
   --divide-batch-by C  divide both batches by C, by the number of environments
   --to.num-envs N      or name the new numbers: environments,
@@ -63,7 +63,7 @@ class Target:
 class Arguments:
     """Show which hyperparameters change with the batch size, without training.
 
-    Options like --env.num-envs and --optimizer.step-size describe where the hyperparameters were tuned.
+    Options like --env.num-envs describe where the hyperparameters were tuned.
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
-{textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
+{textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80, break_on_hyphens=False)}
 
   --env.id ID          procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment

@@ -25,7 +25,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
 from anybatch.runs.trust import require_trust
-from anybatch.scaling import scale
+from anybatch.scaling import Finding, scale, validity
 
 _KEYS = ("base", "set", "variants", "vary", "seeds")
 
@@ -57,18 +57,21 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config = _override_and_scale(base, {**common, **fields, **varied})
+                config, findings = _override_and_scale(base, {**common, **fields, **varied})
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             require_trust(config, path, trust_code=trust_code)
-            jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
+            jobs += [Job(config, seed, label, findings) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
 
-def _override_and_scale(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+def _override_and_scale(base: TrainConfig, changes: dict[str, Any]) -> tuple[TrainConfig, tuple[Finding, ...]]:
     divide_batch_by = changes.pop("divide_batch_by", 1)
     config = override(base, changes)
-    return config if divide_batch_by == 1 else scale(config, divide_batch_by)[0]
+    if divide_batch_by == 1:
+        return config, ()
+    scaled, _ = scale(config, divide_batch_by)
+    return scaled, tuple(validity(scaled, config))
 
 
 def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:
