@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro bench-peers growth chaos lock clean
+.PHONY: help demo install test lint types imports docs printed notebook check golden bench bench-small bench-micro bench-peers growth chaos lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,9 @@ imports: $(VENV)/.installed-dev ## import-linter: imports point one way
 
 docs: $(VENV)/.installed-dev ## build the documentation site into site/, strictly
 	@$(BIN)/zensical build --strict --clean
+
+printed: $(VENV)/.installed-dev ## everything in the documentation that a command printed, and the figures, from the stored results
+	@$(BIN)/python tools/printed.py
 
 notebook: $(VENV)/.installed-dev ## run the notebook from top to bottom
 	@$(BIN)/python -m pytest --nbmake notebooks -p no:xdist -q

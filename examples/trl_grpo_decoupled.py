@@ -1,7 +1,7 @@
 """Decoupled token-level losses inside TRL's GRPO trainer, on stale completions.
 
-What it shows: GRPO takes many gradient steps on completions that were sampled once, so its data is stale, and its ratio
-does two jobs: it corrects for who sampled, and it limits the step. Here the two are apart. A subclass of the real
+GRPO takes many gradient steps on completions that were sampled once, so its data is stale, and its ratio
+does two jobs: it corrects for who sampled, and it limits the step. Here they are separate. A subclass of the real
 `GRPOTrainer` replaces its loss by `anybatch.integrations.token_objectives.token_clip_loss`: it clips around a moving
 average of the weights, and the importance weight (its level, and how it is bounded, are arguments) corrects for the
 policy that sampled. Advantages are normalised by moments over iterations, and the sum over tokens is divided by the
@@ -13,7 +13,7 @@ bf16 model another one in fp32, which `EwmaProximal` keeps because small steps o
 
 How to run it (under a minute on a CPU):
 
-    pip install 'anybatch[trl]'
+    pip install '.[trl]'
     python examples/trl_grpo_decoupled.py
     python examples/trl_grpo_decoupled.py --weight sequence_geometric_mean --bound mask
 """

@@ -20,14 +20,14 @@ from anybatch.observations import Observation, map_observation
 
 
 class RunGenerators(tuple[torch.Generator, ...]):
-    """A CPU generator for each of R stacked runs, which draws what the generator of its single run would."""
+    """A CPU generator for each of R stacked runs, which draws the numbers of that run trained alone."""
 
     def get_state(self) -> Tensor:
         """States of all generators, one a row."""
         return torch.stack([generator.get_state() for generator in self])
 
     def set_state(self, state: Tensor) -> None:
-        """Restore what :meth:`get_state` returned."""
+        """Restore the states that :meth:`get_state` returned."""
         for generator, row in zip(self, state, strict=True):
             generator.set_state(row)
 
@@ -94,7 +94,7 @@ class Batch(Samples):
     """An iteration's data with its advantages, (N, T, ...)."""
 
     advantage: Tensor
-    """(...) advantage estimates, normalised if the configuration says so."""
+    """(...) advantage estimates, normalised if ``advantage.normalize`` is set."""
     value_target: Tensor
     """(...) targets of the value function."""
 

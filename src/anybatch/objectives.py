@@ -245,7 +245,7 @@ def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, posi
         name: of the argument.
         value: the argument. A tensor must broadcast against (R, 1) for samples (R, B): (R,) would pair its numbers with
             samples instead of runs. The numbers in it are not looked at, which would wait for a GPU.
-        samples: (..., B) what it is multiplied with.
+        samples: (..., B) the tensor that it multiplies.
         positive: whether 0 is refused, too.
 
     Raises:
@@ -290,7 +290,7 @@ def _remedy(name: str, x: object) -> str:
 
 
 def _masked(mask: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
-    """Replace masked samples by 0 before any arithmetic, so that what they hold reaches no gradient."""
+    """Replace masked samples by 0 before any arithmetic, so that their values reach no gradient."""
     values = tuple(value.float() for value in values)
     if mask is None:
         return values

@@ -82,7 +82,7 @@ def policy_phase(batch: Batch, learner: Learner, show: Show = lambda text: None)
 
     Args:
         batch: (N, T, ...) data with advantages and value targets; (R, N, T, ...) for R stacked runs.
-        learner: what is trained; changed in place.
+        learner: networks, optimisers and proximal policy; changed in place.
         show: gets a text about the progress before each epoch but the first.
 
     Returns:
@@ -146,7 +146,7 @@ def fused(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a module's function on its first call, forward and backward pass fused into few kernels.
 
     For each configuration anew, since its numbers become constants. PyTorch keeps eight in a process (its
-    ``recompile_limit``), runs a ninth as if nothing had been compiled, and says so.
+    ``recompile_limit``), runs a ninth without compiling it, and warns.
     """
     return torch.compile(function, dynamic=False)  # shapes are few and fixed
 

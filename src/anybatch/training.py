@@ -261,7 +261,7 @@ def resume(
 
     Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
     ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
-    start new episodes, with new seeds, and a message says so.
+    start new episodes, with new seeds, and a message is printed.
 
     Args:
         run_dir: the run folder.
@@ -325,8 +325,8 @@ def _closing(components: Components) -> Iterator[None]:
 
 def _run(run: Run, components: Components) -> TrainResult:
     config, interrupted = run.config, False
-    if config.keep_freed_memory and components.learner.device.type == "cpu" and keep_freed_memory():
-        run.inform("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.keep_freed_memory and components.learner.device.type == "cpu":
+        keep_freed_memory()
     if config.compile:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()

@@ -300,21 +300,3 @@ def test_live_warnings_are_silent_when_quiet(tmp_path: Path, capsys: pytest.Capt
 def test_doctor_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "/nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-# ---------------------------------------------------------------- docs
-
-DOCS = Path(__file__).parents[2] / "docs" / "changing-the-batch-size.md"
-
-
-def documented() -> list[tuple[list[str], str]]:
-    """Commands of the page with what it says they print."""
-    blocks = re.findall(r"^```\w*\n\$ anybatch scale (.*?)\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    return [(command.split(), output) for command, output in blocks]
-
-
-def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(documented()) == 4
-    for arguments, output in documented():
-        assert printed(arguments, capsys) == output
-    assert printed(["ppg-ewma", "--env.num-envs", "16"], capsys) in DOCS.read_text()

@@ -46,6 +46,8 @@ def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
     scaled = jobs[4].config
     assert (scaled.env.num_envs, scaled.optimizer.step_size, scaled.policy.center_of_mass) == (64, 2.5e-4, 32)
     assert jobs[8].config == ppo("gym:CartPole-v1", policy_epochs=1, value_epochs=1, num_envs=64)
+    # plain PPO cannot keep the age of its proximal policy; nothing is found where nothing is scaled
+    assert [[finding.check for finding in jobs[i].findings] for i in (0, 4, 8, 12)] == [[], [], [], ["proximal"]]
 
 
 def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
@@ -53,6 +55,18 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
     write(tmp_path / "config.yaml", to_yaml(config, anybatch="0", seed=3))
     jobs = read_grid(write(tmp_path / "grid.yaml", "base: config.yaml\nseeds: 3\n"), PRESETS)
     assert jobs == [Job(config, seed) for seed in (0, 1, 2)]
+
+
+def test_command_prints_each_finding_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grid = write(tmp_path / "grid.yaml", GRID)
+    assert main(["grid", str(grid), "--launcher", "print", "--out=~/grid"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("anybatch train") == 16
+    assert printed.err.count("warning: policy.proximal behavior") == 1
+    assert (tmp_path / "grid" / "grid.csv").is_file()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("stable_baselines3", reason="needs pip install 'anybatch[sb3]'")
+pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBufferSamples

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("torchrl", reason="needs pip install 'anybatch[torchrl]'")
+pytest.importorskip("torchrl", reason="needs pip install '.[torchrl]'")
 
 from tensordict import TensorDict
 from torch import Tensor, nn

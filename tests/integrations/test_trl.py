@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("trl", reason="needs pip install 'anybatch[trl]'")
+pytest.importorskip("trl", reason="needs pip install '.[trl]'")
 
 from trl import GRPOTrainer
 

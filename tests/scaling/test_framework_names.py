@@ -27,7 +27,7 @@ CLEANRL = {
     ("config", "kind"), [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPO")]
 )
 def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs pip install 'anybatch[sb3]'")
+    pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
     names: dict[str, Any] = {"ENV_ID": "CartPole-v1", "POLICY": "MlpPolicy"}
     exec(str(translate(config, "sb3")), names)
     model, optimizer = names["model"], names["model"].policy.optimizer.param_groups[0]
@@ -44,7 +44,7 @@ def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
 
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma()])
 def test_trl(config: TrainConfig, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl", reason="needs pip install 'anybatch[trl]'")
+    trl = pytest.importorskip("trl", reason="needs pip install '.[trl]'")
     rest = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "gradient_accumulation_steps": 2}
     rest |= {"per_device_train_batch_size": 8, "report_to": "none"}
     names: dict[str, Any] = {"GRPOConfig": lambda **x: trl.GRPOConfig(**rest, **x), "GRADIENT_ACCUMULATION_STEPS": 2}

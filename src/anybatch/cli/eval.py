@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 
 def main(
-    run: Path,
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
     /,
     episodes: int = 100,
     seed: int = 0,
@@ -16,7 +19,9 @@ def main(
     device: str = "auto",
     trust_code: bool = False,
 ) -> int:
-    """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones.
+    """Play complete episodes with a trained policy, and print their mean return.
+
+    After training on a limited set of Procgen levels, unseen levels follow.
 
     Args:
         run: Run folder.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 
 def main(
-    run: Path,
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
     /,
     video: Path = Path("anybatch.mp4"),
     episodes: int = 1,

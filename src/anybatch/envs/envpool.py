@@ -14,7 +14,7 @@ import numpy as np
 from anybatch.envs.base import Observation, Steps
 from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
-from anybatch.errors import ConfigError, EnvError, shown
+from anybatch.errors import ConfigError, EnvError, install_command, shown
 
 # Keys of EnvPool's configuration that anybatch sets itself.
 _RESERVED = frozenset(
@@ -31,7 +31,7 @@ def import_envpool() -> Any:
     try:
         return importlib.import_module("envpool")
     except ImportError as error:
-        raise EnvError(f"EnvPool is needed and not installed ({error}): pip install 'anybatch[procgen]'.") from error
+        raise EnvError(f"EnvPool is needed and not installed ({error}): {install_command('procgen')}.") from error
 
 
 def task_ids() -> list[str]:

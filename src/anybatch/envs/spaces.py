@@ -217,7 +217,7 @@ class Actions:
         array = array.astype(self._native_dtype, copy=False)
         box = self._leaf.native
         if isinstance(box, spaces.Box) and self._native_dtype != np.float32:
-            array = np.clip(array, box.low, box.high)  # a float32 bound can lie just outside the float64 one
+            array = np.clip(array, box.low, box.high)  # a float32 bound can be just outside the float64 one
         return array
 
 

@@ -30,7 +30,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
 from anybatch.runs.trust import require_trust
-from anybatch.scaling import scale
+from anybatch.scaling import Finding, scale, validity
 from anybatch.scaling.tuned_at import BATCH, FOLLOWERS, TunedAt, carry, divide
 
 _KEYS = ("base", "set", "variants", "vary", "seeds", "tuned_at")
@@ -64,11 +64,11 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config = _override_and_scale(base, {**common, **fields, **varied}, tuned_at)
+                config, findings = _override_and_scale(base, {**common, **fields, **varied}, tuned_at)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             require_trust(config, path, trust_code=trust_code)
-            jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
+            jobs += [Job(config, seed, label, findings) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
 
@@ -99,15 +99,19 @@ def assumption(path: Path) -> str:
     )
 
 
-def _override_and_scale(base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt) -> TrainConfig:
+def _override_and_scale(
+    base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt
+) -> tuple[TrainConfig, tuple[Finding, ...]]:
     divide_batch_by = changes.pop("divide_batch_by", 1)
     config = override(base, changes)
-    if not tuned_at.numbers():
-        return config if divide_batch_by == 1 else scale(config, divide_batch_by)[0]
     given = {resolve(name) for name in changes}
-    if divide_batch_by == 1:
-        return carry(base, config, given, tuned_at).config
-    return divide(base, config, given, divide_batch_by, tuned_at).config
+    if not tuned_at.numbers():
+        scaled, tuned = config if divide_batch_by == 1 else scale(config, divide_batch_by)[0], config
+    else:
+        common = base, config, given
+        carried = carry(*common, tuned_at) if divide_batch_by == 1 else divide(*common, divide_batch_by, tuned_at)
+        scaled, tuned = carried.config, carried.tuned
+    return scaled, () if scaled == tuned else tuple(validity(scaled, tuned))
 
 
 def _tuned_at(values: Any, path: Path) -> TunedAt:

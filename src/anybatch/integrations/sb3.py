@@ -19,7 +19,7 @@ from torch.nn.functional import mse_loss
 
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss
 from anybatch.proximal import EwmaProximal
@@ -32,7 +32,7 @@ try:
     from stable_baselines3.common.utils import explained_variance
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.sb3 needs Stable-Baselines3: pip install 'anybatch[sb3]' ({error})", name=error.name
+        f"anybatch.integrations.sb3 needs Stable-Baselines3: {install_command('sb3')} ({error})", name=error.name
     ) from error
 
 
@@ -87,9 +87,9 @@ class Memory:
 class PPOEWMA(PPO):
     """Stable-Baselines3's PPO with the decoupled objective, a proximal EWMA and advantage moments over iterations.
 
-    All of PPO's arguments, policies, callbacks, ``learn``, ``save`` and ``load`` are Stable-Baselines3's own; what is
-    different is :meth:`train`: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of
-    the weights (section 4, appendix A), and advantages are normalised by moments over iterations (section 4, third
+    All of PPO's arguments, policies, callbacks, ``learn``, ``save`` and ``load`` are those of Stable-Baselines3.
+    :meth:`train` differs: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of the
+    weights (section 4, appendix A), and advantages are normalised by moments over iterations (section 4, third
     adjustment), never over a minibatch. A saved model keeps the average and the moments.
 
     ``anybatch scale ppo-ewma --for sb3 --divide-batch-by 8`` prints the arguments for another batch size.
@@ -152,7 +152,7 @@ class PPOEWMA(PPO):
             raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be above 0")
         if self.target_kl is not None:
             raise ConfigError(
-                f"target_kl is {self.target_kl}, but leaving out minibatches by what is seen on others biases the "
+                f"target_kl is {self.target_kl}, but leaving out minibatches because of the KL of others biases the "
                 "objective, and how many depends on the batch size; set target_kl None: clipping limits the policy"
             )
         if self.clip_range_vf is not None:

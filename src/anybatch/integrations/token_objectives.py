@@ -210,7 +210,7 @@ def count(mask: Tensor, level: Level) -> Tensor:
 
     Args:
         mask: (B, T) bool or 0 and 1, tokens that count.
-        level: what is one sample.
+        level: whether a token or a completion is one sample.
 
     Returns:
         Scalar int64; the sum over micro-batches and workers is the losses' denominator.
@@ -281,7 +281,7 @@ def _advantage(advantage: Tensor, mask: Tensor, level: Level) -> Tensor:
 
 
 def _zeroed(x: Tensor, mask: Tensor) -> Tensor:
-    """Masked tokens replaced by 0 before any arithmetic, so that what they hold reaches no gradient."""
+    """Masked tokens replaced by 0 before any arithmetic, so that their values reach no gradient."""
     return torch.where(mask, x.float(), 0.0)
 
 

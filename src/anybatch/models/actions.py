@@ -1,4 +1,4 @@
-"""From a Gymnasium action space to a distribution, and from sampled actions to what the environment takes."""
+"""From a Gymnasium action space to a distribution, and from sampled actions to those of the environment."""
 
 from __future__ import annotations
 

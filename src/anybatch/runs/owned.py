@@ -45,7 +45,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError for a symbolic link in a run folder: what is written there would be written elsewhere."""
+    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing."""
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)

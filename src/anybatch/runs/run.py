@@ -143,7 +143,7 @@ class Run:
         """Write the row of the iteration, and a checkpoint if one is due.
 
         Args:
-            parts: what a checkpoint keeps besides this object.
+            parts: objects that a checkpoint keeps besides this one.
             timings: seconds that each phase of the iteration took, by column.
         """
         assert self._row is not None
@@ -211,7 +211,7 @@ class Run:
             self.message(text)
 
     def show_status(self, text: str) -> None:
-        """Show on the progress bar what is going on between two rows."""
+        """Show the current activity on the progress bar, between two rows."""
         if self._logs is not None:
             self._logs.note(text)
 
@@ -308,7 +308,7 @@ def open_run(
     trust_code: bool = False,
     quiet: bool,
 ) -> tuple[Run, dict[str, Any]]:
-    """Open a run folder to go on with it; :meth:`Run.write_config` then keeps what has changed.
+    """Open a run folder to continue the run; :meth:`Run.write_config` then keeps what has changed.
 
     Args:
         folder: the run folder.
@@ -322,7 +322,7 @@ def open_run(
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
-        ConfigError: ``total_env_steps`` is not above what is done, or the configuration names code of somebody else.
+        ConfigError: ``total_env_steps`` is not above the steps done, or the configuration names code of somebody else.
     """
     env_id = None if env is None else environment_id(env)
 

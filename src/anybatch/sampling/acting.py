@@ -36,7 +36,7 @@ class Actor(Protocol):
 
     @property
     def observation_normalizer(self) -> ObservationNormalizer | None:
-        """Normalises what the environments give before it is passed on; None changes nothing."""
+        """Normalises the environments' observations before they are used; None changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ class _NumpyActor:
         if not error <= _TOLERANCE and bool(torch.isfinite(expected).all()):
             name = type(self._agent.policy.encoder).__name__
             raise ConfigError(
-                f"in_numpy of the encoder {name} does not compute what its forward pass does: the policy's outputs "
+                f"in_numpy of the encoder {name} differs from its forward pass: the policy's outputs "
                 f"differ by {float(error):.2g} of their size; correct it, or remove it"
             )

@@ -24,7 +24,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import is_distributed, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError
+from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError, install_command
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, collect
@@ -116,7 +116,7 @@ class RayActors:
         try:
             import ray
         except ImportError as error:
-            raise AnybatchError("rollout.source.ray_workers needs Ray: pip install 'anybatch[ray]'") from error
+            raise AnybatchError(f"rollout.source.ray_workers needs Ray: {install_command('ray')}") from error
         if is_distributed() and not ray.is_initialized() and ray_address() is None:
             raise ConfigError(
                 f"rollout.source.ray_workers with {world_size()} data-parallel workers needs one Ray cluster for all "

@@ -39,7 +39,7 @@ _WITHOUT_EFFECT = (
     "policy.allow_stale_coupled",  # a permission
     "log",
 )
-"""Fields without effect on what a stacked run computes: it is fp32, on the CPU, and keeps everything in memory."""
+"""Fields without effect on a stacked run: it is fp32, on the CPU, and keeps everything in memory."""
 
 
 _ADDED = (
@@ -55,12 +55,12 @@ def shape_key(config: TrainConfig) -> str:
 
 
 def run_identity(config: TrainConfig) -> str:
-    """All settings that affect what a run computes, the seed aside, as text."""
+    """All settings that affect a run's numbers, the seed aside, as text."""
     return _without(config, _WITHOUT_EFFECT)
 
 
 def _check_stackable(config: TrainConfig) -> None:
-    """Refuse what a stack does not offer; networks are checked when they are stacked."""
+    """Refuse settings that a stack does not offer; networks are checked when they are stacked."""
     optimizer, source = config.optimizer, config.rollout.source
     needs = {
         "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
