@@ -24,11 +24,10 @@ def main(
 
     A file is YAML with these entries; the last five may be left out:
     - base: a preset, or the path of a config.yaml
-    - set: values by field
-    - variants: names, each with values by field
+    - set: values by field; and variants: names, each with values by field
     - vary: lists of values by field, or divide_batch_by, in all combinations
     - seeds: a number of seeds, or a list
-    - tuned_at: batch that the numbers come from, such as {num_envs: 256}; without it they are used as written
+    - tuned_at: batch that the numbers come from, such as {num_envs: 256}
 
     For example, {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
 

@@ -119,7 +119,7 @@ def _with_preset(arguments: list[str]) -> list[str]:
 
 
 def _scaled(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> tuple[TrainConfig, list[Change]]:
-    """Adjust what depends on the batch, and say so.
+    """Adjust the numbers that depend on the batch, and print the changes.
 
     The batch of ``base``, the preset or file, is the reference unless --tuned-at names another, so the config.yaml of
     a run trains again without changes.

@@ -91,8 +91,7 @@ class EpisodeTracker:
         Args:
             reward: (N, T) raw rewards.
             done: (N, T) bool, an episode ended with the step.
-            games: (N, T) rewards and ends that returns are made of instead, see
-                :attr:`anybatch.envs.base.Steps.games`.
+            games: (N, T) rewards and ends that returns are made of instead, the ``games`` of the steps.
 
         Returns:
             (N, T) bool, the step was the first of its episode.
