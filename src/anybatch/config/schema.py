@@ -24,6 +24,9 @@ class EnvConfig:
     """Options of the environment, as pairs: num_levels 200 start_level 0."""
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where a time limit ends an episode; None means yes, except for Procgen."""
+    action_mask: str = "auto"
+    """Source of the mask of legal actions: a key of a Dict observation, info (info['action_mask']) or info:KEY; auto
+    takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None

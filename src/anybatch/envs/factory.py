@@ -13,6 +13,7 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+from anybatch.config.masks import info_key
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv, user_code
@@ -53,6 +54,10 @@ def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv
     family, colon, name = config.id.partition(":")
     if not colon or not name:
         raise ConfigError(f"env.id is {config.id!r}, but must be {FORMS}{_suggest_family(config.id)}")
+    no_mask = family == "procgen" and config.action_mask not in ("auto", "none")
+    if no_mask or (family == "envpool" and info_key(config.action_mask) is not None):
+        where = "no masks" if no_mask else "no masks in info"
+        raise ConfigError(f"env.action_mask is {config.action_mask!r}, but {config.id} has {where}: set it to auto")
     if family == "procgen":
         from anybatch.envs.procgen import make_procgen
 
@@ -67,8 +72,8 @@ def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv
     if family == "envpool":
         return _make_envpool(name, config, seeds, rendering)
     if family == "gym":
-        return _make_gym(name, config.id, config.options, seeds, rendering)
-    return _make_callable(find_environment(config.id), config.id, config.options, seeds, rendering)
+        return _make_gym(name, config, seeds, rendering)
+    return _make_callable(find_environment(config.id), config, seeds, rendering)
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -130,10 +135,19 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
 
     env_id = f"envpool:{name}"
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
-    return EnvPoolVectorEnv(name, seeds, env_id=env_id, options=options, threads=config.threads, rendering=rendering)
+    return EnvPoolVectorEnv(
+        name,
+        seeds,
+        env_id=env_id,
+        options=options,
+        threads=config.threads,
+        rendering=rendering,
+        action_mask=config.action_mask,
+    )
 
 
-def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequence[int], rendering: bool) -> VectorEnv:
+def _make_gym(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    env_id, options = config.id, config.options
     creator = _find_gym(name, env_id)
     if creator is not None:
         _check_names(options, creator, env_id, _GYM_OPTIONS)
@@ -150,7 +164,7 @@ def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequenc
         except BaseException as error:
             raise user_code_error(error, f"making {env_id}") from error
 
-    return _vectorize(make_env, options, seeds, env_id)
+    return _vectorize(make_env, config, seeds)
 
 
 def _find_gym(name: str, env_id: str) -> Any:
@@ -181,19 +195,16 @@ def _render_modes(creator: Any) -> list[str]:
     return list(getattr(creator, "metadata", {}).get("render_modes", []))
 
 
-def _vectorize(
-    make_env: Callable[[], gymnasium.Env[Any, Any]],
-    options: Mapping[str, Any],
-    seeds: Sequence[int],
-    env_id: str,
-) -> VectorEnv:
-    vectorization = options.get("vectorization", "sync")
+def _vectorize(make_env: Callable[[], gymnasium.Env[Any, Any]], config: EnvConfig, seeds: Sequence[int]) -> VectorEnv:
+    env_id, vectorization = config.id, config.options.get("vectorization", "sync")
     if vectorization == "sync":
-        return GymnasiumLoop(make_env, seeds, env_id=env_id)
+        return GymnasiumLoop(make_env, seeds, env_id=env_id, action_mask=config.action_mask)
     if vectorization == "async":
         with ignoring_sigint():
             processes = _start_processes(make_env, len(seeds), env_id)
-        return GymnasiumVector(processes, seeds, env_id=env_id, copies_final_observation=True)
+        return GymnasiumVector(
+            processes, seeds, env_id=env_id, copies_final_observation=True, action_mask=config.action_mask
+        )
     raise ConfigError(
         f"env.options.vectorization is {vectorization!r}, and must be sync (one process) or async (one for each)."
     )
@@ -210,13 +221,8 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
         raise EnvError(f"A process of {env_id} died while it made its environment.") from error
 
 
-def _make_callable(
-    function: Callable[..., Any],
-    env_id: str,
-    options: Mapping[str, Any],
-    seeds: Sequence[int],
-    rendering: bool,
-) -> VectorEnv:
+def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    env_id, options = config.id, config.options
     parameters = _parameters(function)
     is_vector = "num_envs" in parameters
     _check_names(options, function, env_id, () if is_vector else ("vectorization",))
@@ -226,7 +232,7 @@ def _make_callable(
     make_env = functools.partial(function, **kwargs)
     _check_arguments(make_env, parameters, env_id)
     if not is_vector:
-        return _vectorize(functools.partial(_make_single, make_env, env_id), options, seeds, env_id)
+        return _vectorize(functools.partial(_make_single, make_env, env_id), config, seeds)
     with user_code(f"making {env_id}"):
         env = make_env(num_envs=len(seeds))
     if not isinstance(env, gymnasium.vector.VectorEnv):
@@ -237,7 +243,7 @@ def _make_callable(
     if env.num_envs != len(seeds):
         env.close()
         raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
-    return GymnasiumVector(env, seeds, env_id=env_id)
+    return GymnasiumVector(env, seeds, env_id=env_id, action_mask=config.action_mask)
 
 
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:

@@ -9,7 +9,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from anybatch.config.masks import ActionMask
 from anybatch.envs.base import Observation
+from anybatch.envs.masks import MaskEntry
 from anybatch.errors import EnvError
 
 _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of these"
@@ -71,6 +73,32 @@ class _Leaf:
             )
 
 
+class _MaskLeaf(_Leaf):
+    """A mask of actions (n,), int8, however the environment shapes it."""
+
+    def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
+        """`raw` as (*lead, n); of a single MultiDiscrete action it may be a tuple of arrays."""
+        if isinstance(raw, tuple | list) and not lead:
+            raw = np.concatenate([np.ravel(part) for part in raw])
+        array = np.asarray(raw)
+        if array.shape[: len(lead)] != lead or array.size != int(np.prod(lead)) * self.shape[0]:
+            raise _UnfitError(f"has shape {array.shape}, where {(*lead, *self.shape)} is expected")
+        if array.dtype.kind not in "biuf":
+            raise _UnfitError(f"has dtype {array.dtype}, where a mask of actions has numbers")
+        array = array.reshape(*lead, *self.shape)
+        wrong = np.argwhere((array != 0) & (array != 1))
+        if len(wrong):
+            index = tuple(int(i) for i in wrong[0])
+            row = index[0] if lead else None
+            raise _UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, where a mask has 1 or 0", row)
+        return array.astype(np.int8)
+
+    @classmethod
+    def of(cls, space: gymnasium.Space[Any], entry: MaskEntry) -> _MaskLeaf:
+        mask = ActionMask(entry.sizes)
+        return cls(entry.key, space, mask, np.dtype(np.int8), (mask.n,))
+
+
 def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
     """The leaf for `space`, or None if its kind is not supported."""
     if isinstance(space, spaces.Box):
@@ -101,14 +129,18 @@ def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
 
 
 class Observations:
-    """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported."""
+    """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported.
 
-    def __init__(self, space: gymnasium.Space[Any], env_id: str) -> None:
+    `mask` is the entry that masks actions, converted to an :class:`anybatch.config.masks.ActionMask`.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], env_id: str, mask: MaskEntry | None = None) -> None:
         self._env_id = env_id
+        self._mask = mask
         self._is_dict = isinstance(space, spaces.Dict)
         self._leaves: dict[str, _Leaf] = {}  # by name, which is the key as text
         for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]:
-            leaf = _leaf(entry, key)
+            leaf = _leaf(entry, key) if mask is None or key != mask.key else _MaskLeaf.of(entry, mask)
             if leaf is None:
                 where = f" has an entry '{key}' that" if self._is_dict else ""
                 hint = "; wrap the environment so that it leaves this entry out or encodes it" if self._is_dict else ""
@@ -157,7 +189,7 @@ class Observations:
         name, leaf = next(iter(self._leaves.items()))
         try:
             values = self._entry(raw, leaf)
-            one = np.ndim(values) == len(leaf.shape)
+            one = np.ndim(values) == len(leaf.native.shape or ())
         except _UnfitError as error:
             raise self._error(error, name, None) from error
         if one:
@@ -166,7 +198,23 @@ class Observations:
         else:
             batch = self.batch(raw, len(values), copy=True)
         self.check_finite(batch)
+        self.check_masks(batch)
         return batch, one
+
+    def check_masks(self, observation: Observation) -> None:
+        """Raise EnvError if a mask of observations to act on leaves nothing to choose."""
+        if self._mask is None:
+            return
+        assert isinstance(observation, dict)
+        starts = np.cumsum((0, *self._mask.sizes[:-1]))
+        legal = np.logical_or.reduceat(observation[str(self._mask.key)], starts, axis=1)
+        if not legal.all():
+            row, part = (int(i) for i in np.argwhere(~legal)[0])
+            of_part = f" in part {part} of the action" if len(starts) > 1 else ""
+            raise EnvError(
+                f"The action mask of environment {row} of {self._env_id} allows nothing{of_part}: at least one choice "
+                "must be legal, unless the episode has ended."
+            )
 
     def check_finite(self, observation: Observation, env_index: np.ndarray | None = None) -> None:
         """Raise EnvError if a row holds NaN or infinity; `env_index` maps rows to environments."""

@@ -16,6 +16,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.distributions import Distribution
 from anybatch.models.encoder import build_encoder
 from anybatch.models.layers import head
+from anybatch.models.masks import Masking
 from anybatch.models.normalizer import EnvObservation, ObservationNormalizer
 from anybatch.models.precision import encode
 from anybatch.observations import Observation
@@ -80,9 +81,11 @@ class Policy(nn.Module):
         *,
         gaussian: GaussianConfig | None = None,
         gain: float | None = None,
+        masking: Masking | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.masking = masking
         self.action_spec = action_spec
         self.precision: Literal["fp32", "bf16"] = precision
         features = int(getattr(encoder, "out_features"))  # noqa: B009
@@ -92,14 +95,22 @@ class Policy(nn.Module):
             else head(features, action_spec.num_params, gain)
         )
 
+    def encoder_input(self, observation: Observation) -> Observation:
+        """The observation without its mask, if it has one: what encoders take."""
+        return observation if self.masking is None else self.masking.rest(observation)
+
     def features(self, observation: Observation) -> Tensor:
         """The encoder's output (B, F), float32."""
-        return encode(self.encoder, observation, self.precision)
+        return encode(self.encoder, self.encoder_input(observation), self.precision)
+
+    def outputs(self, features: Tensor, observation: Observation) -> Tensor:
+        """Raw distribution parameters (B, P) of features (B, F), with the mask in the observation applied."""
+        params: Tensor = self.head(features)
+        return params if self.masking is None else self.masking.apply(params, observation)
 
     def forward(self, observation: Observation) -> Tensor:
         """Raw distribution parameters (B, P), float32."""
-        params: Tensor = self.head(self.features(observation))
-        return params
+        return self.outputs(self.features(observation), observation)
 
     def distribution(self, observation: Observation) -> Distribution:
         """The action distribution for each observation."""
@@ -155,7 +166,8 @@ class Agent(nn.Module):
         Under `detach` the gradient of the values stops at the encoder.
         """
         features = self.policy.features(observation)
-        return self.policy.head(features), self._value(observation, features.detach() if self.detach else features)
+        params = self.policy.outputs(features, observation)
+        return params, self._value(observation, features.detach() if self.detach else features)
 
     def value(self, observation: Observation) -> Tensor:
         """Values (B,) alone, with the same gradients as in :meth:`forward`."""
@@ -178,7 +190,7 @@ class Agent(nn.Module):
             raise ConfigError("The auxiliary phase needs an agent with an auxiliary value head (aux.enabled true).")
         features = self.policy.features(observation)
         return (
-            self.policy.head(features),
+            self.policy.outputs(features, observation),
             self._value(observation, features),
             self.auxiliary_value(features).squeeze(-1),
         )
@@ -203,7 +215,7 @@ class Agent(nn.Module):
         """Values (B,), from the value encoder if there is one, else from `features` (B, F)."""
         if self.value_encoder is not None or features is None:
             assert self.value_encoder is not None
-            features = encode(self.value_encoder, observation, self.policy.precision)
+            features = encode(self.value_encoder, self.policy.encoder_input(observation), self.policy.precision)
         value: Tensor = self.value_head(features)
         return value.squeeze(-1)
 
@@ -222,8 +234,8 @@ def build_agent(
 
     `shared`: one encoder with a policy and a value head. `dual`: an encoder for each. `detach`: as shared, but in the
     policy phase the value's gradient stops at the encoder. `observation` says whether observations are normalised, by
-    default not. `precision` is what :func:`resolve_precision` gave. The
-    global random state stays as it was.
+    default not. An :class:`anybatch.config.masks.ActionMask` among the observations masks the policy. `precision` is
+    what :func:`resolve_precision` gave. The global random state stays as it was.
 
     Raises ConfigError for an encoder or option that does not fit, EnvError for a space that is not supported.
     """
@@ -232,12 +244,16 @@ def build_agent(
     action_spec = ActionSpec(action_space, squash=config.gaussian.squash)
     normalize = observation is not None and observation.normalize
     normalizer = ObservationNormalizer(observation_space, observation.clip) if observation and normalize else None
+    masking = Masking.of(observation_space)
+    encoder_space = observation_space if masking is None else masking.encoder_space(observation_space)
     with seeding, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
         torch.default_generator.manual_seed(seed)
-        encoder = build_encoder(config, observation_space)
-        policy = Policy(encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain)
-        value_encoder = build_encoder(config, observation_space) if config.architecture == "dual" else None
+        encoder = build_encoder(config, encoder_space)
+        policy = Policy(
+            encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain, masking=masking
+        )
+        value_encoder = build_encoder(config, encoder_space) if config.architecture == "dual" else None
         return Agent(
             policy,
             value_encoder,

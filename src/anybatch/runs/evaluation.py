@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -20,6 +20,7 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make, native_spaces
 from anybatch.envs.registry import environment_id, is_known
+from anybatch.envs.masks import mask_entry
 from anybatch.envs.spaces import Actions, Observations
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.models.agent import Agent, build_agent
@@ -32,6 +33,8 @@ from anybatch.runs.trust import require_trust
 from anybatch.sampling.rollout import to_device
 
 _MAX_ENVS = 64
+
+Space: TypeAlias = gymnasium.Space[Any]
 
 EnvChoice = str | EnvConfig | Callable[..., Any] | None
 """An environment's id, configuration, or a callable that makes it; None for the one that a policy was trained in."""
@@ -74,7 +77,7 @@ class LoadedPolicy:
 
     @cached_property
     def _observations(self) -> Observations:
-        return Observations(self.observation_space, self.config.env.id)
+        return observations_of(self.config.env, self.observation_space, self.action_space)
 
     @cached_property
     def _actions(self) -> Actions:
@@ -179,7 +182,7 @@ def _build_policy(
     observation_space, action_space = spaces
     agent = build_agent(
         config.model,
-        Observations(observation_space, config.env.id).space,
+        observations_of(config.env, observation_space, action_space).space,
         Actions(action_space, config.env.id).space,
         observation=config.observation,
         precision=resolve_precision(config.precision if precision is None else precision, where),
@@ -302,7 +305,12 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     env_id = environment_id(env)
     if not isinstance(env, str) and (env_id == trained.id or not is_known(trained.id)):
         return replace(trained, id=env_id)
-    return EnvConfig(id=env_id, num_envs=trained.num_envs)
+    return EnvConfig(id=env_id, num_envs=trained.num_envs, action_mask=trained.action_mask)
+
+
+def observations_of(env: EnvConfig, observation_space: Space, action_space: Space) -> Observations:
+    """Checks and converts observations of an environment with these native spaces."""
+    return Observations(observation_space, env.id, mask_entry(env.action_mask, observation_space, action_space, env.id))
 
 
 def check_spaces(policy: LoadedPolicy, games: VectorEnv, env_id: str) -> None:

@@ -118,12 +118,13 @@ class StackedPolicy(Policy):
         stack_head = StackedGaussianHead if isinstance(first.head, GaussianHead) else StackedLinear
         self.head = stack_head(first.head, self.weights)  # type: ignore[arg-type]
         self.action_spec = first.action_spec
+        self.masking = first.masking
         self.precision = "fp32"
 
     def features(self, observation: Observation) -> Tensor:
         """The encoder's output (R, B, F)."""
         self.weights.bind()
-        features: Tensor = self.encoder.forward(observation)
+        features: Tensor = self.encoder.forward(self.encoder_input(observation))
         return features
 
 

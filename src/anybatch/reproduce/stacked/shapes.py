@@ -42,7 +42,14 @@ _WITHOUT_EFFECT = (
 """Fields without effect on a stacked run: it is fp32, on the CPU, and keeps everything in memory."""
 
 
-_ADDED = ("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian")
+_ADDED = (
+    "observation",
+    "env.action_mask",
+    "optimizer.shuffle",
+    "model.policy_gain",
+    "model.value_gain",
+    "model.gaussian",
+)
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
 
