@@ -147,9 +147,9 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         made(lambda: Odd(np.ones(2), spaces.Box(-1, 1, (2,)), (2,)), "action_mask")
     with pytest.raises(ConfigError, match="only Discrete and MultiDiscrete actions can be masked"):
         made("gym:Pendulum-v1", "info")
-    with pytest.raises(ConfigError, match="'legal', but the observation of .* is only action_mask, observation"):
+    with pytest.raises(ConfigError, match=r"'legal', but the observation of .* is only action_mask, observation"):
         made(by_key, "legal")
-    with pytest.raises(ConfigError, match="has an entry of that name; set env.action_mask action_mask"):
+    with pytest.raises(ConfigError, match=r"has an entry of that name; set env.action_mask action_mask"):
         made(by_key, "info")
     with pytest.raises(EnvError, match="The info of environment 0 of gym:CartPole-v1 has no 'action_mask'"):
         made("gym:CartPole-v1", "info").reset()

@@ -19,7 +19,7 @@ from anybatch.envs.base import VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv, user_code
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
-from anybatch.envs.registry import FORMS, check_not_standard, find_environment
+from anybatch.envs.registry import FORMS, GivenEnvironment, check_not_standard, find_environment, is_tensor_env
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError, user_code_error
 from anybatch.system.signals import ignoring_sigint
@@ -41,7 +41,7 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
     run_seeds = seed if isinstance(seed, Sequence) else [seed]
     env_seeds = [env_seed for one in run_seeds for env_seed in derive_seeds(one, num_envs // len(run_seeds))]
     env = _make(config, env_seeds, rendering)
-    if len(run_seeds) > 1 and isinstance(env, GymnasiumVector) and env.takes_one_seed:
+    if len(run_seeds) > 1 and getattr(env, "takes_one_seed", False):
         env.close()
         raise EnvError(
             f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
@@ -235,15 +235,42 @@ def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Seque
         return _vectorize(functools.partial(_make_single, make_env, env_id), config, seeds)
     with user_code(f"making {env_id}"):
         env = make_env(num_envs=len(seeds))
+    given = isinstance(function, GivenEnvironment)
+    if is_tensor_env(env):
+        _check_number(env, len(seeds), env_id, given=given)
+        return _tensor_env(env, config, seeds[0], owned=not given)
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is "
             "expected."
         )
-    if env.num_envs != len(seeds):
-        env.close()
-        raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
+    _check_number(env, len(seeds), env_id)
     return GymnasiumVector(env, seeds, env_id=env_id, action_mask=config.action_mask)
+
+
+def _tensor_env(env: Any, config: EnvConfig, seed: int, *, owned: bool) -> VectorEnv:
+    if config.step_timeout is not None:
+        raise ConfigError(
+            f"env.step_timeout is {config.step_timeout}, but {config.id} gives tensors, whose steps return before they "
+            "are done; set it to none"
+        )
+    from anybatch.envs.tensor import TensorVectorEnv
+
+    return TensorVectorEnv(env, seed, env_id=config.id, action_mask=config.action_mask, owned=owned)
+
+
+def _check_number(env: Any, number: int, env_id: str, *, given: bool = False) -> None:
+    """Raise an error if a vector environment has another number of environments than it was asked for."""
+    if env.num_envs == number:
+        return
+    if given:
+        raise ConfigError(
+            f"env.num_envs is {number} for this process, but {env_id} is an environment of {env.num_envs}: set "
+            f"env.num_envs {env.num_envs}, or pass a function that makes it"
+        )
+    if hasattr(env, "close"):
+        env.close()
+    raise EnvError(f"{env_id} was asked for {number} environments and returned {env.num_envs}.")
 
 
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:

@@ -114,7 +114,8 @@ class InfoMask:
     def _mask(self, info: Mapping[str, Any], index: int) -> np.ndarray:
         if self._key not in info:
             raise EnvError(
-                f"The info of environment {index} of {self._env_id} has no {self._key!r}, which env.action_mask names: reset and step must give it."
+                f"The info of environment {index} of {self._env_id} has no {self._key!r}, which env.action_mask names: "
+                "reset and step must give it."
             )
         return self._flat(info[self._key], index)
 

@@ -18,7 +18,7 @@ _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of t
 _ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
 
 
-class _UnfitError(Exception):
+class UnfitError(Exception):
     """An array does not fit its space; `row` is the first wrong row of a batch, if the rows are to blame."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
@@ -40,15 +40,15 @@ class _Leaf:
     unbounded: bool = False  # whether any value of the dtype is within the bounds, as in images
 
     def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
-        """`raw` (*lead, *shape) in this leaf's dtype; raises _UnfitError if it does not fit the space."""
+        """`raw` (*lead, *shape) in this leaf's dtype; raises UnfitError if it does not fit the space."""
         try:
             array = np.asarray(raw)
         except ValueError as error:  # lists of different lengths
-            raise _UnfitError(f"is not an array: {error}") from error
+            raise UnfitError(f"is not an array: {error}") from error
         if array.shape != (*lead, *self.shape):
-            raise _UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
+            raise UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
         if array.dtype.kind not in ("iub" if self.dtype.kind in "iub" else "iubf"):
-            raise _UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
+            raise UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
         if self.bounds is not None and not (self.unbounded and array.dtype == self.dtype):
             self._check_bounds(array, len(lead))
         if array.dtype == self.dtype:
@@ -68,7 +68,7 @@ class _Leaf:
             index = tuple(int(i) for i in np.argwhere(outside)[0])
             least, greatest = (np.broadcast_to(bound, array.shape)[index] for bound in self.bounds)
             where = f" at {list(index[lead:])}" if self.shape else ""
-            raise _UnfitError(
+            raise UnfitError(
                 f"is {array[index]}{where}, where its space allows {least} to {greatest}", index[0] if lead else None
             )
 
@@ -82,15 +82,15 @@ class _MaskLeaf(_Leaf):
             raw = np.concatenate([np.ravel(part) for part in raw])
         array = np.asarray(raw)
         if array.shape[: len(lead)] != lead or array.size != int(np.prod(lead)) * self.shape[0]:
-            raise _UnfitError(f"has shape {array.shape}, where {(*lead, *self.shape)} is expected")
+            raise UnfitError(f"has shape {array.shape}, where {(*lead, *self.shape)} is expected")
         if array.dtype.kind not in "biuf":
-            raise _UnfitError(f"has dtype {array.dtype}, where a mask of actions has numbers")
+            raise UnfitError(f"has dtype {array.dtype}, where a mask of actions has numbers")
         array = array.reshape(*lead, *self.shape)
         wrong = np.argwhere((array != 0) & (array != 1))
         if len(wrong):
             index = tuple(int(i) for i in wrong[0])
             row = index[0] if lead else None
-            raise _UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, where a mask has 1 or 0", row)
+            raise UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, where a mask has 1 or 0", row)
         return array.astype(np.int8)
 
     @classmethod
@@ -167,7 +167,7 @@ class Observations:
             array = into[name] if isinstance(into, dict) else into
             try:
                 array[index] = leaf.convert(self._entry(raw, leaf), (), copy=False)
-            except _UnfitError as error:
+            except UnfitError as error:
                 raise self._error(error, name, index if env_index is None else env_index) from error
 
     def batch(self, raw: Any, count: int, copy: bool, env_index: np.ndarray | None = None) -> Observation:
@@ -179,7 +179,7 @@ class Observations:
         for name, leaf in self._leaves.items():
             try:
                 arrays[name] = leaf.convert(self._entry(raw, leaf), (count,), copy)
-            except _UnfitError as error:
+            except UnfitError as error:
                 row = error.row if error.row is None or env_index is None else int(env_index[error.row])
                 raise self._error(error, name, row) from error
         return self._pack(arrays)
@@ -190,7 +190,7 @@ class Observations:
         try:
             values = self._entry(raw, leaf)
             one = np.ndim(values) == len(leaf.native.shape or ())
-        except _UnfitError as error:
+        except UnfitError as error:
             raise self._error(error, name, None) from error
         if one:
             batch = self.empty(1)
@@ -224,9 +224,9 @@ class Observations:
                 index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
                 row = index[0] if env_index is None else int(env_index[index[0]])
                 where = f" at {list(index[1:])}" if leaf.shape else ""
-                raise self._error(_UnfitError(f"is not finite: it is {array[index]}{where}"), name, row)
+                raise self._error(UnfitError(f"is not finite: it is {array[index]}{where}"), name, row)
 
-    def _error(self, error: _UnfitError, name: str, env_index: int | None) -> EnvError:
+    def _error(self, error: UnfitError, name: str, env_index: int | None) -> EnvError:
         who = "The batch of observations" if env_index is None else f"The observation of environment {env_index}"
         entry = f", entry '{name}'," if self._is_dict else ""
         return EnvError(f"{who} of {self._env_id}{entry} {error}.")
@@ -237,7 +237,7 @@ class Observations:
         try:
             return raw[leaf.key]
         except (KeyError, TypeError, IndexError) as error:
-            raise _UnfitError("is missing") from error
+            raise UnfitError("is missing") from error
 
     def _pack(self, arrays: dict[str, np.ndarray]) -> Observation:
         return arrays if self._is_dict else arrays["None"]

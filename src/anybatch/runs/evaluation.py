@@ -19,8 +19,8 @@ from anybatch.config.validation import check_integer
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make, native_spaces
-from anybatch.envs.registry import environment_id, is_known
 from anybatch.envs.masks import mask_entry
+from anybatch.envs.registry import environment_id, given_environments, is_known
 from anybatch.envs.spaces import Actions, Observations
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.models.agent import Agent, build_agent
@@ -229,13 +229,15 @@ def evaluate(
     config = choose_env(policy, env)
     if num_envs is None:
         num_envs = min(config.num_envs, _MAX_ENVS)
-    count = min(episodes, check_integer("num_envs", num_envs, at_least=1))
+    playing = min(episodes, check_integer("num_envs", num_envs, at_least=1))
+    count = given_environments(config.id) or playing  # of an object that was passed, the others play for nothing
     games = make(replace(config, num_envs=count), count, seed)
     try:
         check_spaces(policy, games, config.id)
         generator = action_generator(policy, seed)
-        episodes_by_env = np.full(count, episodes // count)
-        episodes_by_env[: episodes % count] += 1
+        episodes_by_env = np.zeros(count, dtype=np.int64)
+        episodes_by_env[:playing] = episodes // playing
+        episodes_by_env[: episodes % playing] += 1
         return _play(
             games,
             lambda observation: choose_actions(policy, observation, generator, greedy=greedy),

@@ -152,10 +152,13 @@ class Sampler:
         """
         if self.observation is None:
             with interrupts.interruptible():
-                self.observation = self.env.reset()
+                self.observation = self._reset()
             self.episodes.restart()
         observation, self.observation = self.observation, None
         return observation
+
+    def _reset(self) -> Any:
+        return self.env.reset()
 
     def state_dict(self) -> dict[str, object]:
         """State for a checkpoint; ``env`` is None where the environments' state cannot be saved."""
@@ -163,7 +166,7 @@ class Sampler:
         if self.observation is not None:
             with interruptible():
                 env_state = self.env.save_state()
-            observation = None if env_state is None else map_observation(_to_tensor, self.observation)
+            observation = None if env_state is None else map_observation(self._to_tensor, self.observation)
         return {
             "env": env_state,
             "observation": observation,
@@ -202,9 +205,15 @@ class Sampler:
         if state["env"] is None:
             return False
         self.env.load_state(state["env"])
-        self.observation = map_observation(lambda tensor: tensor.numpy().copy(), state["observation"])
+        self.observation = map_observation(self._from_tensor, state["observation"])
         self.episodes.load_state_dict(state["episodes"])
         return True
+
+    def _to_tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array.copy())
+
+    def _from_tensor(self, tensor: Tensor) -> Any:
+        return tensor.numpy().copy()
 
 
 @torch.no_grad()
@@ -252,7 +261,7 @@ def collect(
     moments = normalized.moments()
     acted = actor.result()
     logp = spec.distribution(acted.params).log_prob(acted.action)
-    _check_finite(acted.value, logp)
+    check_finite(acted.value, logp)
     return Rollout(
         observation=buffer.observations,
         action=acted.action,
@@ -277,7 +286,8 @@ def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.n
     return next_value
 
 
-def _check_finite(value: Tensor, logp: Tensor) -> None:
+def check_finite(value: Tensor, logp: Tensor) -> None:
+    """Raise DivergenceError if a value or log-probability is not finite."""
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
             "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
@@ -287,7 +297,3 @@ def _check_finite(value: Tensor, logp: Tensor) -> None:
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
     """Convert an environment's observation to tensors on a device; on the CPU they share its memory."""
     return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
-
-
-def _to_tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.copy())

@@ -1,0 +1,75 @@
+"""The example of an environment of tensors: Gymnasium's physics, training on 4,096 instances, resuming, evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
+from anybatch.presets import ppo_ewma
+from anybatch.runs.evaluation import evaluate, load_policy
+from anybatch.runs.progress import read_progress
+from anybatch.training import resume, train
+from tensor_pendulum import SETTINGS, Pendulums
+
+
+def config(env: Any = Pendulums, **changes: Any) -> TrainConfig:
+    small = {"num_envs": 4096, "device": "cpu", "precision": "fp32", "log.tensorboard": False, "log.noise_scale": False}
+    return override(ppo_ewma(env, **SETTINGS), {**small, **changes})
+
+
+def test_physics_and_reward_are_gymnasiums() -> None:
+    theirs = gymnasium.make("Pendulum-v1").unwrapped
+    theirs.reset(seed=0)
+    ours = Pendulums(2)
+    ours.reset(seed=0)
+    ours.time = torch.tensor([0, 50])
+    theirs.state = np.array([float(ours.angle[1]), float(ours.speed[1])])  # type: ignore[attr-defined]
+    for t in range(149):
+        torque = torch.tensor([0.0, 2.5 * np.sin(t)])
+        observation, reward, terminated, truncated, info = ours.step(torque.unsqueeze(1))
+        expected, expected_reward, *_ = theirs.step(torque[1:].numpy())
+        np.testing.assert_allclose(observation[1] * torch.tensor([1, 1, 8]), expected, atol=2e-3)
+        assert float(reward[1]) == pytest.approx(float(expected_reward), abs=5e-3)
+        assert not terminated.any() and not truncated.any()
+    last = ours.step(torch.zeros(2, 1))
+    assert last[3].tolist() == [False, True]
+    assert torch.equal(last[4]["final_obs"][0], last[0][0]) and not torch.equal(last[4]["final_obs"][1], last[0][1])
+
+
+def test_thousands_of_instances_are_trained_on_and_improve(tmp_path: Path) -> None:
+    train(config(total_env_steps=20 * 4096 * 16, minibatches=16, policy_epochs=2, value_epochs=2), tmp_path, seed=1)
+    progress = read_progress(tmp_path / "progress.csv")
+    assert progress["episodes"][-1] == pytest.approx(20 * 16 * 4096 / 200, rel=0.05)
+    # by chance about -1,250
+    assert progress["mean_episode_return_400"][-1] > progress["mean_episode_return_400"][13] + 50
+    assert progress["explained_variance"][-1] > 0.2
+    policy = load_policy(tmp_path, device="cpu")
+    assert evaluate(policy, episodes=64, greedy=True).mean > evaluate(policy, episodes=64).mean - 100
+    assert policy.act(np.zeros(3, np.float32)).shape == (1,)
+
+
+def test_a_resumed_run_is_bitwise_that_of_one_that_never_stopped(tmp_path: Path) -> None:
+    small = {"num_envs": 16, "reward.normalize": True}
+    whole = config(**small, total_env_steps=6 * 256)
+    train(whole, tmp_path / "whole", seed=1, quiet=True)
+    train(override(whole, {"total_env_steps": 3 * 256}), tmp_path / "half", seed=1, quiet=True)
+    resume(tmp_path / "half", total_env_steps=6 * 256, quiet=True)
+    one, other = (load_policy(tmp_path / x, device="cpu").agent.state_dict() for x in ("whole", "half"))
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def test_an_object_is_trained_on_and_evaluated(tmp_path: Path) -> None:
+    """As a simulator of which a process has only one."""
+    env = Pendulums(32, final_observations=False)
+    with pytest.warns(UserWarning, match="the value after a time limit is taken to be that before it"):
+        train(config(env, num_envs=32, rollout_steps=256, total_env_steps=2 * 32 * 256), tmp_path, seed=1, quiet=True)
+    policy = load_policy(tmp_path, device="cpu", env=env)  # type: ignore[arg-type]
+    assert len(evaluate(policy, episodes=10).returns) == 10
