@@ -140,8 +140,7 @@ def test_actions_of_a_box_are_copies_in_its_dtype() -> None:
 def test_breaches_are_named(attributes: dict[str, Any], sentence: str) -> None:
     games, _ = made(2, **attributes)
     with pytest.raises(EnvError, match=sentence):
-        games.reset_tensors()
-        games.step_tensors(torch.zeros(2, dtype=torch.int64))
+        (games.reset_tensors(), games.step_tensors(torch.zeros(2, dtype=torch.int64)))
 
 
 def test_numbers_are_checked_once_a_rollout() -> None:
@@ -149,7 +148,7 @@ def test_numbers_are_checked_once_a_rollout() -> None:
     observation, params, reward = torch.zeros(2, 5, 1), torch.zeros(2, 5, 3), torch.zeros(2, 5)
     games.check(observation, params, reward)
     reward[1, 3] = torch.nan
-    with pytest.raises(EnvError, match="The reward of environment 1 of .* is nan"):
+    with pytest.raises(EnvError, match=r"The reward of environment 1 of .* is nan"):
         games.check(observation, params, reward)
     observation[1, 3] = torch.inf
     with pytest.raises(EnvError, match=r"The observation of environment 1 of .* is not finite: it is inf at \[0\]"):
@@ -159,7 +158,7 @@ def test_numbers_are_checked_once_a_rollout() -> None:
     masked = make(EnvConfig(id=environment_id(lambda num_envs: Entries(num_envs, observation_space=ENTRIES))), 2, 0)
     rows = {"action_mask": torch.ones(2, 5, 3), "kind": torch.zeros(2, 5), "x": torch.zeros(2, 5, 1)}
     rows["action_mask"][0, 4] = 0
-    with pytest.raises(EnvError, match="action mask of environment 0 of .* allows nothing"):
+    with pytest.raises(EnvError, match=r"action mask of environment 0 of .* allows nothing"):
         masked.check(rows, torch.zeros(2, 5, 3), torch.zeros(2, 5))  # type: ignore[attr-defined]
 
 
@@ -167,7 +166,7 @@ def test_an_object_has_its_number_and_is_not_closed() -> None:
     env = Counting(3, close=lambda: pytest.fail("closed"))
     assert environment_id(env) == environment_id(env) != environment_id(Counting(3))
     make(EnvConfig(id=environment_id(env)), 3, 0).close()
-    with pytest.raises(ConfigError, match="is an environment of 3: set env.num_envs 3"):
+    with pytest.raises(ConfigError, match=r"is an environment of 3: set env.num_envs 3"):
         make(EnvConfig(id=environment_id(env)), 2, 0)
     with pytest.raises(ConfigError, match="gives tensors, whose steps return before they are done"):
         make(EnvConfig(id=environment_id(env), step_timeout=1.0), 3, 0)

@@ -96,7 +96,7 @@ class _MaskLeaf(_Leaf):
     @classmethod
     def of(cls, space: gymnasium.Space[Any], entry: MaskEntry) -> _MaskLeaf:
         mask = ActionMask(entry.sizes)
-        return cls(entry.key, space, mask, np.dtype(np.int8), (mask.n,))
+        return cls(entry.key, space, mask, np.dtype(np.int8), (sum(mask.sizes),))
 
 
 def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:

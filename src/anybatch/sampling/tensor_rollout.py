@@ -143,7 +143,7 @@ def collect_tensors(
         DivergenceError: the policy's outputs are not finite.
     """
     env, spec = sampler.env, sampler.action_spec
-    observation = sampler.take_observation(interrupts)
+    observation: Any = sampler.take_observation(interrupts)
     normalizer = agent.observation_normalizer
     normalized = None if normalizer is None else TensorNormalizing(normalizer, device)
     seen, reward, terminated, truncated, finals = (_Columns(steps, device) for _ in range(5))
@@ -215,6 +215,8 @@ def _write_final_values(
     assert finals.whole is not None
     at_a_time = len(next_value)
     for index in where.nonzero().split(at_a_time):  # as many as act in a step, which bounds memory
+        if not len(index):
+            return
         env, t = index.unbind(1)
         next_value[env, t] = agent.value(scaled(map_observation(lambda x, e=env, t=t: x[e, t], finals.whole)))  # type: ignore[misc]
 
