@@ -67,6 +67,10 @@ class ModelConfig:
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the encoder, as pairs: width 64 depth 2 gain 1.4 for mlp."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer behind the encoder, so that the policy remembers; trained on whole trajectories."""
+    recurrent_width: int | None = None
+    """Units of the recurrent layer; None takes as many as the encoder has features."""
     policy_gain: float | None = None
     """Gain of the policy head's orthogonal initialisation; None gives each output weights of norm 0.1."""
     value_gain: float | None = None

@@ -19,7 +19,8 @@ from anybatch.models.layers import head
 from anybatch.models.masks import Masking
 from anybatch.models.normalizer import EnvObservation, ObservationNormalizer
 from anybatch.models.precision import encode
-from anybatch.observations import Observation
+from anybatch.models.recurrent import RecurrentEncoder
+from anybatch.observations import Inputs, Sequences
 
 
 class GaussianHead(nn.Module):
@@ -95,24 +96,30 @@ class Policy(nn.Module):
             else head(features, action_spec.num_params, gain)
         )
 
-    def encoder_input(self, observation: Observation) -> Observation:
+    def encoder_input(self, observation: Inputs) -> Inputs:
         """The observation without its mask, if it has one: what encoders take."""
         return observation if self.masking is None else self.masking.rest(observation)
 
-    def features(self, observation: Observation) -> Tensor:
+    def features(self, observation: Inputs) -> Tensor:
         """The encoder's output (B, F), float32."""
         return encode(self.encoder, self.encoder_input(observation), self.precision)
 
-    def outputs(self, features: Tensor, observation: Observation) -> Tensor:
+    def outputs(self, features: Tensor, observation: Inputs) -> Tensor:
         """Raw distribution parameters (B, P) of features (B, F), with the mask in the observation applied."""
         params: Tensor = self.head(features)
         return params if self.masking is None else self.masking.apply(params, observation)
 
-    def forward(self, observation: Observation) -> Tensor:
+    def forward(self, observation: Inputs) -> Tensor:
         """Raw distribution parameters (B, P), float32."""
         return self.outputs(self.features(observation), observation)
 
-    def distribution(self, observation: Observation) -> Distribution:
+    def step(self, inputs: Sequences) -> tuple[Tensor, Tensor]:
+        """:meth:`forward` of a recurrent policy, and its state after the last step of each piece, (K, S)."""
+        assert isinstance(self.encoder, RecurrentEncoder)
+        features, state = self.encoder.unroll(self.encoder_input(inputs))
+        return self.outputs(features, inputs), state
+
+    def distribution(self, observation: Inputs) -> Distribution:
         """The action distribution for each observation."""
         return self.action_spec.distribution(self(observation))
 
@@ -160,7 +167,24 @@ class Agent(nn.Module):
         """The policy's encoder, then the value function's if that is a separate one."""
         return [self.policy.encoder, *([] if self.value_encoder is None else [self.value_encoder])]
 
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+    @property
+    def state_size(self) -> int:
+        """Numbers S of the state of all recurrent networks; 0 if there are none."""
+        return sum(encoder.state_size for encoder in self.encoders if isinstance(encoder, RecurrentEncoder))
+
+    def step(self, inputs: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`forward` of recurrent networks, and their state after the last step of each piece, (K, S)."""
+        assert isinstance(self.policy.encoder, RecurrentEncoder)
+        rest = self.policy.encoder_input(inputs)
+        features, state = self.policy.encoder.unroll(rest)
+        params = self.policy.outputs(features, inputs)
+        if self.value_encoder is None:
+            return params, self.value_head(features).squeeze(-1), state
+        assert isinstance(self.value_encoder, RecurrentEncoder)
+        value_features, value_state = self.value_encoder.unroll(rest)
+        return params, self.value_head(value_features).squeeze(-1), torch.cat((state, value_state), dim=-1)
+
+    def forward(self, observation: Inputs) -> tuple[Tensor, Tensor]:
         """Raw distribution parameters (B, P) and values (B,), float32; a shared encoder runs once.
 
         Under `detach` the gradient of the values stops at the encoder.
@@ -169,7 +193,7 @@ class Agent(nn.Module):
         params = self.policy.outputs(features, observation)
         return params, self._value(observation, features.detach() if self.detach else features)
 
-    def value(self, observation: Observation) -> Tensor:
+    def value(self, observation: Inputs) -> Tensor:
         """Values (B,) alone, with the same gradients as in :meth:`forward`."""
         if self.value_encoder is not None:
             return self._value(observation, None)
@@ -180,7 +204,7 @@ class Agent(nn.Module):
             features = self.policy.features(observation)
         return self._value(observation, features)
 
-    def all_heads(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+    def all_heads(self, observation: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Raw parameters (B, P), values (B,) and auxiliary values (B,) for PPG's auxiliary phase.
 
         Here the values' gradient reaches the encoder under `detach` as well. Raises ConfigError if the agent was built
@@ -211,7 +235,7 @@ class Agent(nn.Module):
             return list(self.value_head.parameters())
         return [*self.policy.encoder.parameters(), *self.value_head.parameters()]
 
-    def _value(self, observation: Observation, features: Tensor | None) -> Tensor:
+    def _value(self, observation: Inputs, features: Tensor | None) -> Tensor:
         """Values (B,), from the value encoder if there is one, else from `features` (B, F)."""
         if self.value_encoder is not None or features is None:
             assert self.value_encoder is not None
@@ -249,11 +273,12 @@ def build_agent(
     with seeding, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
         torch.default_generator.manual_seed(seed)
-        encoder = build_encoder(config, encoder_space)
+        encoder = _encoder(config, encoder_space, precision)
         policy = Policy(
             encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain, masking=masking
         )
-        value_encoder = build_encoder(config, encoder_space) if config.architecture == "dual" else None
+        dual = config.architecture == "dual"
+        value_encoder = _encoder(config, encoder_space, precision, behind=encoder) if dual else None
         return Agent(
             policy,
             value_encoder,
@@ -262,3 +287,18 @@ def build_agent(
             value_gain=config.value_gain,
             observation_normalizer=normalizer,
         )
+
+
+def _encoder(
+    config: ModelConfig,
+    space: gym.Space[Any],
+    precision: Literal["fp32", "bf16"],
+    *,
+    behind: nn.Module | None = None,
+) -> nn.Module:
+    """The encoder, with its recurrent layer; its state is ``behind`` that of another one."""
+    encoder = build_encoder(config, space)
+    if config.recurrent == "none":
+        return encoder
+    offset = behind.state_size if isinstance(behind, RecurrentEncoder) else 0
+    return RecurrentEncoder(encoder, config.recurrent, config.recurrent_width, precision=precision, offset=offset)

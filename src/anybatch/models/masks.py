@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anybatch.config.masks import OBSERVATION_KEY, ActionMask
 from anybatch.errors import EnvError
+from anybatch.observations import Sequences
 
 ILLEGAL = -1e9
 """Logit of an illegal action. Its probability is exactly 0 in float32, so that it adds nothing to log-probabilities of
@@ -53,12 +54,16 @@ class Masking:
 
     def rest(self, observation: Any) -> Any:
         """What the encoder takes of observations (B, ...), tensors or arrays."""
+        if isinstance(observation, Sequences):
+            return replace(observation, observation=self.rest(observation.observation))
         if self.alone:
             return observation[OBSERVATION_KEY]
         return {key: value for key, value in observation.items() if key != self.key}
 
     def apply(self, params: Tensor, observation: Any) -> Tensor:
         """Logits (..., P) in which those of illegal actions are :data:`ILLEGAL`."""
+        if isinstance(observation, Sequences):
+            observation = observation.observation
         return params.masked_fill(observation[self.key] == 0, ILLEGAL)
 
     def apply_in_numpy(self, params: np.ndarray, observation: Any) -> np.ndarray:

@@ -30,6 +30,7 @@ from anybatch.runs.files import CHECKPOINTS, CONFIG
 from anybatch.runs.run import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
+from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.rollout import to_device
 
 _MAX_ENVS = 64
@@ -54,7 +55,14 @@ class LoadedPolicy:
     action_space: gymnasium.Space[Any]
     """Space of a single action."""
 
-    def act(self, observation: Any, generator: torch.Generator | None = None, *, greedy: bool = False) -> Any:
+    def act(
+        self,
+        observation: Any,
+        generator: torch.Generator | None = None,
+        *,
+        greedy: bool = False,
+        memory: PolicyMemory | None = None,
+    ) -> Any:
         """Choose an action for an observation, or one for each observation of a batch.
 
         Args:
@@ -62,6 +70,7 @@ class LoadedPolicy:
                 of such arrays.
             generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
+            memory: of a recurrent policy, from :meth:`memory`; ``memory.reset()`` begins a new episode.
 
         Returns:
             An element of ``action_space``, or (B, ...) of them.
@@ -69,11 +78,17 @@ class LoadedPolicy:
         Raises:
             EnvError: an observation does not fit the space, or is not finite.
             DivergenceError: the networks' outputs are not finite.
+            ConfigError: the policy is recurrent, and there is no memory.
         """
         batch, one = self._observations.one_or_batch(observation)
-        action = choose_actions(self, batch, generator, greedy=greedy)
+        action = choose_actions(self, batch, generator, greedy=greedy, memory=memory)
         native = self._actions.native(action, len(action))
         return native[0] if one else native
+
+    @staticmethod
+    def memory() -> PolicyMemory:
+        """A memory of no past, for :meth:`act` of a recurrent policy."""
+        return PolicyMemory()
 
     @cached_property
     def _observations(self) -> Observations:
@@ -238,29 +253,37 @@ def evaluate(
         episodes_by_env = np.zeros(count, dtype=np.int64)
         episodes_by_env[:playing] = episodes // playing
         episodes_by_env[: episodes % playing] += 1
+        memory = policy.memory()
         return _play(
             games,
-            lambda observation: choose_actions(policy, observation, generator, greedy=greedy),
+            lambda observation: choose_actions(policy, observation, generator, greedy=greedy, memory=memory),
             episodes_by_env,
             math.inf if max_steps is None else max_steps,
+            memory,
         )
     finally:
         games.close()
 
 
 def _play(
-    games: VectorEnv, act: Callable[[EnvObservation], np.ndarray], quota: np.ndarray, max_steps: float
+    games: VectorEnv,
+    act: Callable[[EnvObservation], np.ndarray],
+    quota: np.ndarray,
+    max_steps: float,
+    memory: PolicyMemory,
 ) -> Evaluation:
     """Play ``quota`` (N,) episodes in each environment; an episode of ``max_steps`` steps is unfinished."""
     result = Evaluation([], [])
     while quota.any():
         observation = games.reset()
+        memory.reset()
         total, length = np.zeros(len(quota)), np.zeros(len(quota), dtype=np.int64)
         # one environment alone cannot be reset: after an unfinished episode it waits until all are reset
         playing = quota > 0
         while playing.any():
             step = games.step(act(observation))
             observation = step.observation
+            memory.reset(step.done)
             total += step.reward
             length += 1
             for index in np.flatnonzero(playing & step.done):
@@ -276,11 +299,22 @@ def _play(
 
 
 def choose_actions(
-    policy: LoadedPolicy, observation: EnvObservation, generator: torch.Generator | None, *, greedy: bool = False
+    policy: LoadedPolicy,
+    observation: EnvObservation,
+    generator: torch.Generator | None,
+    *,
+    greedy: bool = False,
+    memory: PolicyMemory | None = None,
 ) -> np.ndarray:
     """Actions that :class:`anybatch.envs.VectorEnv` takes, for observations (B, ...) that it gave."""
+    if memory is None and policy.agent.state_size:
+        raise ConfigError(
+            "the policy is recurrent: take memory = policy.memory() once, pass it to every call of act, and call "
+            "memory.reset() at the beginning of an episode"
+        )
     with torch.no_grad():
-        params = policy.agent.policy(to_device(policy.agent.normalize(observation), policy.device))
+        seen = to_device(policy.agent.normalize(observation), policy.device)
+        params = memory.params(policy.agent.policy, seen) if memory else policy.agent.policy(seen)
         if not torch.isfinite(params).all():
             raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
         distribution = policy.agent.action_spec.distribution(params)

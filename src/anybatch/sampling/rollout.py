@@ -19,6 +19,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.normalizer import rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
+from anybatch.sampling.memory import memory_of, value_after
 from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.system.signals import Interrupts, interruptible
 
@@ -46,6 +47,8 @@ class Rollout(Samples):
     observation_moments: Tensor | None = None
     """(N, 2, F) moments of each environment's raw observations where ``observation`` is normalised; see
     :meth:`anybatch.models.normalizer.ObservationNormalizer.update`."""
+    state: Tensor | None = None
+    """(N, T, S) state of recurrent networks before each step, which is not used for ``first`` steps; None without."""
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -144,6 +147,8 @@ class Sampler:
         self.episodes = EpisodeTracker(env.num_envs)
         self.observation: EnvObservation | None = None
         """(N, ...) to act on next; None before the first step."""
+        self.state: Tensor | None = None
+        """(N, S) of recurrent networks after the last step; None before it, and for other networks."""
 
     def take_observation(self, interrupts: Interrupts) -> EnvObservation:
         """Remove and return the observations (N, ...) to act on next; reset the environments if there are none.
@@ -172,6 +177,7 @@ class Sampler:
             "observation": observation,
             "episodes": self.episodes.state_dict(),
             "generator": self.generator.get_state(),
+            **({} if self.state is None else {"state": self.state}),
         }
 
     @staticmethod
@@ -186,6 +192,8 @@ class Sampler:
         if all(worker["env"] is not None and list(worker["env"]) == ["envs"] for worker in workers):
             merged["env"] = {"envs": [env for worker in workers for env in worker["env"]["envs"]]}
             merged["observation"] = concatenate([worker["observation"] for worker in workers])
+            if all("state" in worker for worker in workers):
+                merged["state"] = concatenate([worker["state"] for worker in workers])
         return merged
 
     def split(self, merged: State, slot: Slot) -> State:
@@ -196,6 +204,7 @@ class Sampler:
             "observation": None if env is None else rows(merged["observation"], slot.envs),
             "episodes": rows(merged["episodes"], slot.envs),
             "generator": of_rank(merged["generators"], slot.rank, self.generator.get_state()),
+            **({"state": rows(merged["state"], slot.envs)} if "state" in merged else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -207,6 +216,8 @@ class Sampler:
         self.env.load_state(state["env"])
         self.observation = map_observation(self._from_tensor, state["observation"])
         self.episodes.load_state_dict(state["episodes"])
+        if "state" in state:
+            self.state = state["state"].to(self.generator.device)
         return True
 
     def _to_tensor(self, array: Any) -> Tensor:
@@ -245,6 +256,8 @@ def collect(
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
+    memory = memory_of(agent, sampler.state, torch.from_numpy(sampler.episodes.first))
+    agent = memory or agent
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
     for t in range(steps):
         interrupts.check()
@@ -253,11 +266,15 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
+        if memory:
+            memory.ended(torch.from_numpy(step.done))
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
-    sampler.observation = observation
+    sampler.observation, sampler.state = observation, memory.state if memory else None
     last_value = agent.value(to_device(normalized(observation), device))
-    final_values = [(index, t, agent.value(to_device(normalized(final), device))) for index, t, final in finals]
+    final_values = [
+        (index, t, value_after(agent, index, t, to_device(normalized(final), device))) for index, t, final in finals
+    ]
     moments = normalized.moments()
     acted = actor.result()
     logp = spec.distribution(acted.params).log_prob(acted.action)
@@ -275,6 +292,7 @@ def collect(
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
         observation_moments=None if moments is None else moments.to(device),
+        state=memory.stored() if memory else None,
     )
 
 

@@ -15,6 +15,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.tensor_normalizer import TensorNormalizing
 from anybatch.observations import Observation, leaves, map_observation
 from anybatch.sampling.acting import Actor
+from anybatch.sampling.memory import memory_of, value_after
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, check_finite, collect
 from anybatch.system.signals import Interrupts
 
@@ -148,6 +149,8 @@ def collect_tensors(
     normalized = None if normalizer is None else TensorNormalizing(normalizer, device)
     seen, reward, terminated, truncated, finals = (_Columns(steps, device) for _ in range(5))
     has_final = [False] * steps
+    memory = memory_of(agent, sampler.state, sampler.episodes.first)
+    agent = memory or agent
     outputs: list[tuple[Tensor, Tensor, Tensor]] = []
     noise = spec.noise((steps, env.num_envs), sampler.generator, device).unbind(0)
     for t in range(steps):
@@ -164,10 +167,13 @@ def collect_tensors(
         reward.put(t, step.reward.float())
         terminated.put(t, step.terminated)
         truncated.put(t, step.truncated)
+        if memory:
+            memory.ended(step.terminated | step.truncated)
         if sampler.bootstrap_truncated and step.final_observation is not None:
             has_final[t] = True
             finals.put(t, _moved(step.final_observation, device))
     sampler.observation = map_observation(torch.clone, observation)  # the environment may reuse its tensors
+    sampler.state = memory.state if memory else None
     scaled: Callable[[Observation], Observation] = (lambda x: x) if normalized is None else normalized
     last_value = agent.value(scaled(_moved(observation, device)))
     action, params, value = (torch.stack(x, dim=1) for x in zip(*outputs, strict=True))
@@ -197,6 +203,7 @@ def collect_tensors(
         terminated=ended if sampler.bootstrap_truncated else done,
         version=version,
         observation_moments=moments,
+        state=memory.stored() if memory else None,
     )
 
 
@@ -218,7 +225,8 @@ def _write_final_values(
         if not len(index):
             return
         env, t = index.unbind(1)
-        next_value[env, t] = agent.value(scaled(map_observation(lambda x, e=env, t=t: x[e, t], finals.whole)))  # type: ignore[misc]
+        last = scaled(map_observation(lambda x, e=env, t=t: x[e, t], finals.whole))  # type: ignore[misc]
+        next_value[env, t] = value_after(agent, env, t, last)
 
 
 def _warn_of_missing(sampler: TensorSampler, cut: Tensor, has_final: list[bool]) -> None:

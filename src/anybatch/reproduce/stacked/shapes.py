@@ -46,6 +46,8 @@ _ADDED = (
     "observation",
     "env.action_mask",
     "optimizer.shuffle",
+    "model.recurrent",
+    "model.recurrent_width",
     "model.policy_gain",
     "model.value_gain",
     "model.gaussian",
@@ -73,6 +75,8 @@ def _check_stackable(config: TrainConfig) -> None:
     for field, (value, allowed, fits) in needs.items():
         if not fits:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
+    if config.model.recurrent != "none":
+        raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
         raise not_stackable(
             "model.architecture is shared with different policy and value epochs, whose two optimisers would share "
