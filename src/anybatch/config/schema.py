@@ -27,6 +27,8 @@ class EnvConfig:
     action_mask: str = "auto"
     """Source of the mask of legal actions: a key of a Dict observation, info (info['action_mask']) or info:KEY; auto
     takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
+    frame_stack: int = 1
+    """Number of the last images that an observation holds; 1 stacks none."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None

@@ -31,6 +31,7 @@ _RANGES: dict[str, Range] = {
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}"),
+    "env.frame_stack": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "observation.clip": _ABOVE_0,

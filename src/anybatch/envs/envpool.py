@@ -13,9 +13,9 @@ import numpy as np
 
 from anybatch.envs.base import Observation, Steps
 from anybatch.envs.masks import mask_entry
-from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError, install_command, shown
+from anybatch.system.qt import load_qt
 
 # Keys of EnvPool's configuration that anybatch sets itself.
 _RESERVED = frozenset(

@@ -47,7 +47,23 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
             f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
             "of several runs: start the runs as processes."
         )
+    if config.frame_stack > 1:
+        env = _stacking(env, config)
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
+
+
+def _stacking(env: VectorEnv, config: EnvConfig) -> VectorEnv:
+    from anybatch.envs.frames import FrameStack
+
+    try:
+        if hasattr(env, "step_tensors"):
+            raise ConfigError(
+                f"env.frame_stack is {config.frame_stack}, but {config.id} gives tensors: stack its images there"
+            )
+        return FrameStack(env, config.frame_stack, config.id, config.action_mask)
+    except ConfigError:
+        env.close()
+        raise
 
 
 def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:

@@ -193,8 +193,7 @@ class GymnasiumVector:
             )
         final = self._observations.empty(len(index))
         for row, env_index in enumerate(index.tolist()):
-            # An array of observations, or for Dict spaces possibly an array for every key.
-            one = {k: v[env_index] for k, v in stored.items()} if isinstance(stored, dict) else stored[env_index]
+            one = _row(stored, env_index)
             one = self._info_mask.join_final(one) if self._info_mask else one
             self._observations.put(final, row, one, env_index)
         self._observations.check_finite(final, index)
@@ -223,6 +222,13 @@ def _describe_dead_process(env: AsyncVectorEnv, env_id: str) -> str:
         if process.exitcode is not None:
             return f"The process of environment {index} of {env_id} {describe_exit(process.exitcode)}."
     return f"The connection to a process of {env_id} has broken."
+
+
+def _row(stored: Any, index: int) -> Any:
+    """One of many observations: an array of them, or an array for every entry of Dict and Tuple spaces."""
+    if isinstance(stored, dict):
+        return {key: _row(value, index) for key, value in stored.items()}
+    return tuple(_row(value, index) for value in stored) if isinstance(stored, tuple) else stored[index]
 
 
 def _kill(env: AsyncVectorEnv) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from anybatch.envs.base import Observation
 from anybatch.envs.masks import MaskEntry
 from anybatch.errors import EnvError
 
-_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of these"
+_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 _ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
 
 
@@ -30,7 +31,7 @@ class UnfitError(Exception):
 class _Leaf:
     """One array of an observation, or an action: its space in the environment, and its form in anybatch."""
 
-    key: Any  # in the environment's Dict space; None outside of one
+    path: tuple[Any, ...]  # keys of Dict spaces and positions in Tuple spaces; empty outside of them
     native: gymnasium.Space[Any]
     space: gymnasium.Space[Any]
     dtype: np.dtype[Any]
@@ -96,10 +97,19 @@ class _MaskLeaf(_Leaf):
     @classmethod
     def of(cls, space: gymnasium.Space[Any], entry: MaskEntry) -> _MaskLeaf:
         mask = ActionMask(entry.sizes)
-        return cls(entry.key, space, mask, np.dtype(np.int8), (sum(mask.sizes),))
+        return cls((entry.key,), space, mask, np.dtype(np.int8), (sum(mask.sizes),))
 
 
-def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
+def _paths(space: gymnasium.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The spaces inside of Dict and Tuple spaces, with the way to each."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield path, space
+        return
+    for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        yield from _paths(entry, (*path, key))
+
+
+def _leaf(space: gymnasium.Space[Any], key: tuple[Any, ...] = ()) -> _Leaf | None:
     """The leaf for `space`, or None if its kind is not supported."""
     if isinstance(space, spaces.Box):
         if space.dtype.kind != "f":
@@ -131,16 +141,18 @@ def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
 class Observations:
     """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported.
 
+    Nested Dict and Tuple spaces become one flat Dict, whose keys join theirs by dots: ``arm.camera``, ``sensors.0``.
     `mask` is the entry that masks actions, converted to an :class:`anybatch.config.masks.ActionMask`.
     """
 
     def __init__(self, space: gymnasium.Space[Any], env_id: str, mask: MaskEntry | None = None) -> None:
         self._env_id = env_id
         self._mask = mask
-        self._is_dict = isinstance(space, spaces.Dict)
-        self._leaves: dict[str, _Leaf] = {}  # by name, which is the key as text
-        for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]:
-            leaf = _leaf(entry, key) if mask is None or key != mask.key else _MaskLeaf.of(entry, mask)
+        self._is_dict = isinstance(space, spaces.Dict | spaces.Tuple)
+        self._leaves: dict[str, _Leaf] = {}  # by name, which is the path as text
+        for path, entry in _paths(space):
+            key = ".".join(map(str, path)) if self._is_dict else "None"
+            leaf = _leaf(entry, path) if mask is None or path != (mask.key,) else _MaskLeaf.of(entry, mask)
             if leaf is None:
                 where = f" has an entry '{key}' that" if self._is_dict else ""
                 hint = "; wrap the environment so that it leaves this entry out or encodes it" if self._is_dict else ""
@@ -148,9 +160,9 @@ class Observations:
                     f"The observation space of {env_id}{where} is a {type(entry).__name__}, "
                     f"and anybatch supports {_OBSERVATIONS}{hint}."
                 )
-            if str(key) in self._leaves:
+            if key in self._leaves:
                 raise EnvError(f"The observation space of {env_id} has two keys that read '{key}'; rename one of them.")
-            self._leaves[str(key)] = leaf
+            self._leaves[key] = leaf
         self.space: gymnasium.Space[Any] = (
             spaces.Dict({name: leaf.space for name, leaf in self._leaves.items()})
             if self._is_dict
@@ -232,10 +244,10 @@ class Observations:
         return EnvError(f"{who} of {self._env_id}{entry} {error}.")
 
     def _entry(self, raw: Any, leaf: _Leaf) -> Any:
-        if not self._is_dict:
-            return raw
         try:
-            return raw[leaf.key]
+            for key in leaf.path:
+                raw = raw[key]
+            return raw
         except (KeyError, TypeError, IndexError) as error:
             raise UnfitError("is missing") from error
 

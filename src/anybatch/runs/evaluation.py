@@ -341,7 +341,8 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     env_id = environment_id(env)
     if not isinstance(env, str) and (env_id == trained.id or not is_known(trained.id)):
         return replace(trained, id=env_id)
-    return EnvConfig(id=env_id, num_envs=trained.num_envs, action_mask=trained.action_mask)
+    # what the policy takes is not an option of the environment
+    return EnvConfig(env_id, trained.num_envs, action_mask=trained.action_mask, frame_stack=trained.frame_stack)
 
 
 def observations_of(env: EnvConfig, observation_space: Space, action_space: Space) -> Observations:

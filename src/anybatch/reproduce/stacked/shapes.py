@@ -45,6 +45,7 @@ _WITHOUT_EFFECT = (
 _ADDED = (
     "observation",
     "env.action_mask",
+    "env.frame_stack",
     "optimizer.shuffle",
     "model.recurrent",
     "model.recurrent_width",
