@@ -193,9 +193,9 @@ def shuffled(
 
     present = [field.name for field in fields(Batch) if getattr(batch, field.name) is not None]
     names = [name for name in present if name != "observation"]
-    piece = {} if batch.state is None else {"steps": steps // chunks}
+    together = 1 if batch.state is None else steps // chunks
     gathered = [gather(getattr(batch, name), order).unbind() for name in names]
     for index, *tensors in zip(order, *gathered, strict=True):
         # one minibatch at a time: observations are so large that a copy of the whole epoch would count
         observation = map_observation(lambda tensor, index=index: gather(tensor, index), batch.observation)  # type: ignore[misc]
-        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)), **piece)
+        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)), steps=together)

@@ -163,7 +163,8 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
 
 
 def _make_gym(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
-    env_id, options = config.id, config.options
+    env_id: str = config.id
+    options: Mapping[str, Any] = config.options
     creator = _find_gym(name, env_id)
     if creator is not None:
         _check_names(options, creator, env_id, _GYM_OPTIONS)
@@ -238,7 +239,8 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
 
 
 def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
-    env_id, options = config.id, config.options
+    env_id: str = config.id
+    options: Mapping[str, Any] = config.options
     parameters = _parameters(function)
     is_vector = "num_envs" in parameters
     _check_names(options, function, env_id, () if is_vector else ("vectorization",))

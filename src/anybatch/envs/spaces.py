@@ -244,6 +244,8 @@ class Observations:
         return EnvError(f"{who} of {self._env_id}{entry} {error}.")
 
     def _entry(self, raw: Any, leaf: _Leaf) -> Any:
+        if not self._is_dict:
+            return raw
         try:
             for key in leaf.path:
                 raw = raw[key]

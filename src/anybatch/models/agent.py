@@ -115,8 +115,9 @@ class Policy(nn.Module):
 
     def step(self, inputs: Sequences) -> tuple[Tensor, Tensor]:
         """:meth:`forward` of a recurrent policy, and its state after the last step of each piece, (K, S)."""
-        assert isinstance(self.encoder, RecurrentEncoder)
-        features, state = self.encoder.unroll(self.encoder_input(inputs))
+        rest = self.encoder_input(inputs)
+        assert isinstance(self.encoder, RecurrentEncoder) and isinstance(rest, Sequences)
+        features, state = self.encoder.unroll(rest)
         return self.outputs(features, inputs), state
 
     def distribution(self, observation: Inputs) -> Distribution:
@@ -174,8 +175,8 @@ class Agent(nn.Module):
 
     def step(self, inputs: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         """:meth:`forward` of recurrent networks, and their state after the last step of each piece, (K, S)."""
-        assert isinstance(self.policy.encoder, RecurrentEncoder)
         rest = self.policy.encoder_input(inputs)
+        assert isinstance(self.policy.encoder, RecurrentEncoder) and isinstance(rest, Sequences)
         features, state = self.policy.encoder.unroll(rest)
         params = self.policy.outputs(features, inputs)
         if self.value_encoder is None:

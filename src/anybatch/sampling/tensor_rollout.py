@@ -172,7 +172,7 @@ def collect_tensors(
         if sampler.bootstrap_truncated and step.final_observation is not None:
             has_final[t] = True
             finals.put(t, _moved(step.final_observation, device))
-    sampler.observation = map_observation(torch.clone, observation)  # the environment may reuse its tensors
+    sampler.observation = map_observation(lambda x: x.clone(), observation)  # the environment may reuse its tensors
     sampler.state = memory.state if memory else None
     scaled: Callable[[Observation], Observation] = (lambda x: x) if normalized is None else normalized
     last_value = agent.value(scaled(_moved(observation, device)))
