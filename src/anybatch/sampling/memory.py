@@ -58,9 +58,12 @@ class Memory:
         return self._agent.observation_normalizer
 
 
-def memory_of(agent: Actor, state: Tensor | None, first: Tensor) -> Memory | None:
-    """The memory of a recurrent agent; None for others."""
-    return Memory(agent, state, first) if isinstance(agent, Agent) and agent.state_size else None
+def remembering(agent: Actor, state: Tensor | None, first: Tensor) -> tuple[Actor, Memory | None]:
+    """An actor for one rollout, and its memory: a recurrent agent acts as its :class:`Memory`; others have None."""
+    if not isinstance(agent, Agent) or not agent.state_size:
+        return agent, None
+    memory = Memory(agent, state, first)
+    return memory, memory
 
 
 def value_after(agent: Actor, env: np.ndarray | Tensor, t: int | Tensor, observation: Observation) -> Tensor:

@@ -19,7 +19,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.normalizer import rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
-from anybatch.sampling.memory import memory_of, value_after
+from anybatch.sampling.memory import remembering, value_after
 from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.system.signals import Interrupts, interruptible
 
@@ -242,8 +242,7 @@ def collect(
         version: iterations of training behind the weights, recorded in the rollout.
 
     Returns:
-        The rollout, with normalised observations where the agent normalises them. Episode boundaries follow the
-        SAME_STEP convention, so every row is a real transition.
+        The rollout, with normalised observations where the agent normalises them; every row is a real transition.
 
     Raises:
         EnvError: the environment broke its contract.
@@ -256,8 +255,7 @@ def collect(
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
-    memory = memory_of(agent, sampler.state, torch.from_numpy(sampler.episodes.first))
-    agent = memory or agent
+    agent, memory = remembering(agent, sampler.state, torch.from_numpy(sampler.episodes.first))
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
     for t in range(steps):
         interrupts.check()
@@ -271,12 +269,8 @@ def collect(
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
     sampler.observation, sampler.state = observation, memory.state if memory else None
-    last_value = agent.value(to_device(normalized(observation), device))
-    final_values = [
-        (index, t, value_after(agent, index, t, to_device(normalized(final), device))) for index, t, final in finals
-    ]
-    moments = normalized.moments()
-    acted = actor.result()
+    final_values = [(i, t, value_after(agent, i, t, to_device(normalized(x), device))) for i, t, x in finals]
+    acted, moments = actor.result(), normalized.moments()
     logp = spec.distribution(acted.params).log_prob(acted.action)
     check_finite(acted.value, logp)
     return Rollout(
@@ -286,7 +280,7 @@ def collect(
         behavior_params=acted.params,
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
-        next_value=_next_value(acted.value, last_value, final_values),
+        next_value=_next_value(acted.value, agent.value(to_device(normalized(observation), device)), final_values),
         first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from anybatch.envs.base import VectorEnv
-from anybatch.envs.tensor import TensorVectorEnv
+from anybatch.envs.tensor import TensorSteps, TensorVectorEnv
 from anybatch.models.actions import ActionSpec
 from anybatch.models.tensor_normalizer import TensorNormalizing
 from anybatch.observations import Observation, leaves, map_observation
 from anybatch.sampling.acting import Actor
-from anybatch.sampling.memory import memory_of, value_after
+from anybatch.sampling.memory import remembering, value_after
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler, check_finite, collect
 from anybatch.system.signals import Interrupts
 
@@ -124,10 +124,37 @@ class _Columns:
         for column, x in zip(leaves(self.whole), leaves(step), strict=True):
             column[:, t] = x
 
+    def filled(self) -> Observation:
+        """All columns, (N, T, ...)."""
+        assert self.whole is not None
+        return self.whole
+
     def tensor(self) -> Tensor:
         """The tensor, of data that are no dictionary."""
         assert isinstance(self.whole, Tensor)
         return self.whole
+
+
+class _Record:
+    """Everything that the steps of a rollout give, on the device of the networks."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self.seen, self.reward, self.terminated, self.truncated, self.finals = (
+            _Columns(steps, device) for _ in range(5)
+        )
+        self.outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Actions, parameters and values of each step."""
+        self.has_final = [False] * steps
+        """Whether the environment gave last observations in the step."""
+
+    def add(self, t: int, step: TensorSteps, final: Observation | None) -> None:
+        """Copy the results of step ``t``, which the environment may overwrite."""
+        self.reward.put(t, step.reward.float())
+        self.terminated.put(t, step.terminated)
+        self.truncated.put(t, step.truncated)
+        if final is not None:
+            self.has_final[t] = True
+            self.finals.put(t, final)
 
 
 @torch.no_grad()
@@ -143,62 +170,50 @@ def collect_tensors(
         EnvError: the environment broke its contract; numbers are checked when the rollout is complete.
         DivergenceError: the policy's outputs are not finite.
     """
-    env, spec = sampler.env, sampler.action_spec
+    env, spec, record = sampler.env, sampler.action_spec, _Record(steps, device)
     observation: Any = sampler.take_observation(interrupts)
     normalizer = agent.observation_normalizer
-    normalized = None if normalizer is None else TensorNormalizing(normalizer, device)
-    seen, reward, terminated, truncated, finals = (_Columns(steps, device) for _ in range(5))
-    has_final = [False] * steps
-    memory = memory_of(agent, sampler.state, sampler.episodes.first)
-    agent = memory or agent
-    outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+    normalized = _Unchanged() if normalizer is None else TensorNormalizing(normalizer, device)
+    agent, memory = remembering(agent, sampler.state, sampler.episodes.first)
     noise = spec.noise((steps, env.num_envs), sampler.generator, device).unbind(0)
     for t in range(steps):
         interrupts.check()
-        observation = _moved(observation, device)
-        acted_on = observation if normalized is None else normalized.step(observation)
-        seen.put(t, acted_on)
+        acted_on = normalized.step(_moved(observation, device))
+        record.seen.put(t, acted_on)
         params, value = agent(acted_on)
         action = spec.distribution(params).transform(noise[t])
-        outputs.append((action, params, value))
+        record.outputs.append((action, params, value))
         with interrupts.interruptible():
             step = env.step_tensors(spec.tensor_to_env(action))
         observation = step.observation
-        reward.put(t, step.reward.float())
-        terminated.put(t, step.terminated)
-        truncated.put(t, step.truncated)
+        final = step.final_observation if sampler.bootstrap_truncated else None
+        record.add(t, step, None if final is None else _moved(final, device))
         if memory:
             memory.ended(step.terminated | step.truncated)
-        if sampler.bootstrap_truncated and step.final_observation is not None:
-            has_final[t] = True
-            finals.put(t, _moved(step.final_observation, device))
     sampler.observation = map_observation(lambda x: x.clone(), observation)  # the environment may reuse its tensors
     sampler.state = memory.state if memory else None
-    scaled: Callable[[Observation], Observation] = (lambda x: x) if normalized is None else normalized
-    last_value = agent.value(scaled(_moved(observation, device)))
-    action, params, value = (torch.stack(x, dim=1) for x in zip(*outputs, strict=True))
-    cut, ended = truncated.tensor() & ~terminated.tensor(), terminated.tensor()
-    next_value = torch.cat([value[:, 1:], last_value.unsqueeze(1)], dim=1)
-    if sampler.bootstrap_truncated:
-        next_value = torch.where(cut, value, next_value)
-        if any(has_final):
-            _write_final_values(next_value, cut & torch.tensor(has_final, device=device), finals, scaled, agent)
-        _warn_of_missing(sampler, cut, has_final)
-    moments = None if normalized is None else normalized.moments()
+    last = agent.value(normalized(_moved(observation, device)))
+
+    def last_value(x: Observation, env: Tensor, t: Tensor) -> Tensor:
+        return value_after(agent, env, t, normalized(x))
+
+    action, params, value = (torch.stack(x, dim=1) for x in zip(*record.outputs, strict=True))
+    reward, ended, moments = record.reward.tensor(), record.terminated.tensor(), normalized.moments()
+    done, seen = record.truncated.tensor() | ended, record.seen.filled()
     logp = spec.distribution(params).log_prob(action)
-    assert seen.whole is not None
-    env.check(seen.whole, params, reward.tensor(), moments)
+    env.check(seen, params, reward, moments)
     check_finite(value, logp)
-    done = cut | ended
     return Rollout(
-        observation=seen.whole,
+        observation=seen,
         action=action,
         behavior_logp=logp,
         behavior_params=params,
-        reward=reward.tensor(),
+        reward=reward,
         value=value,
-        next_value=next_value,
-        first=sampler.episodes.add(reward.tensor().to(env.device), done.to(env.device)).to(device),
+        next_value=_next_value(
+            sampler, record, value, last, lambda x, env, t: value_after(agent, env, t, normalized(x))
+        ),
+        first=sampler.episodes.add(reward.to(env.device), done.to(env.device)).to(device),
         done=done,
         terminated=ended if sampler.bootstrap_truncated else done,
         version=version,
@@ -207,35 +222,51 @@ def collect_tensors(
     )
 
 
-def _moved(observation: Observation, device: torch.device) -> Observation:
-    return map_observation(lambda x: x.to(device, non_blocking=True), observation)
+class _Unchanged:
+    """A :class:`anybatch.models.tensor_normalizer.TensorNormalizing` that leaves observations as they are."""
+
+    def step(self, observation: Observation) -> Observation:
+        return observation
+
+    def __call__(self, observation: Observation) -> Observation:
+        return observation
+
+    def moments(self) -> None:
+        return None
 
 
-def _write_final_values(
-    next_value: Tensor,
-    where: Tensor,
-    finals: _Columns,
-    scaled: Callable[[Observation], Observation],
-    agent: Actor,
-) -> None:
-    """Put the values of last observations (N, T, ...) into next values (N, T), ``where`` (N, T) they count."""
-    assert finals.whole is not None
-    at_a_time = len(next_value)
-    for index in where.nonzero().split(at_a_time):  # as many as act in a step, which bounds memory
-        if not len(index):
-            return
-        env, t = index.unbind(1)
-        last = scaled(map_observation(lambda x, e=env, t=t: x[e, t], finals.whole))  # type: ignore[misc]
-        next_value[env, t] = value_after(agent, env, t, last)
+def _next_value(
+    sampler: TensorSampler,
+    record: _Record,
+    value: Tensor,
+    last: Tensor,
+    value_of: Callable[[Observation, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """V(s_{t+1}) before any reset (N, T), from V(s_t) and the values (N,) after the rollout.
 
-
-def _warn_of_missing(sampler: TensorSampler, cut: Tensor, has_final: list[bool]) -> None:
-    if sampler.warned or all(has_final):
-        return
-    if bool((cut & ~torch.tensor(has_final, device=cut.device)).any()):
+    ``value_of`` gives the values (K,) of observations that ended episodes, of environments and steps (K,).
+    """
+    next_value = torch.cat([value[:, 1:], last.unsqueeze(1)], dim=1)
+    if not sampler.bootstrap_truncated:
+        return next_value
+    cut = record.truncated.tensor() & ~record.terminated.tensor()
+    next_value = torch.where(cut, value, next_value)
+    known = torch.tensor(record.has_final, device=cut.device)
+    if any(record.has_final):
+        whole = record.finals.filled()
+        for index in (cut & known).nonzero().split(len(value)):  # as many as act in a step, which bounds memory
+            env, t = index.unbind(1)
+            if len(index):
+                next_value[env, t] = value_of(map_observation(lambda x, e=env, t=t: x[e, t], whole), env, t)  # type: ignore[misc]
+    if not sampler.warned and not all(record.has_final) and bool((cut & ~known).any()):
         sampler.warned = True
         warnings.warn(
             f"{sampler.env.env_id} gives no info['final_obs']: the value after a time limit is taken to be that before "
             "it, V(s_t)",
             stacklevel=2,
         )
+    return next_value
+
+
+def _moved(observation: Observation, device: torch.device) -> Observation:
+    return map_observation(lambda x: x.to(device, non_blocking=True), observation)
