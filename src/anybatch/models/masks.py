@@ -47,13 +47,13 @@ class Masking:
         return cls(key, rest == [OBSERVATION_KEY])
 
     def encoder_space(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """The space of what the encoder takes."""
+        """The space of the encoder's input."""
         assert isinstance(space, gym.spaces.Dict)
         rest = gym.spaces.Dict({key: entry for key, entry in space.spaces.items() if key != self.key})
         return rest[OBSERVATION_KEY] if self.alone else rest
 
     def rest(self, observation: Any) -> Any:
-        """What the encoder takes of observations (B, ...), tensors or arrays."""
+        """The observations (B, ...) without the mask, as the encoder takes them; tensors or arrays."""
         if isinstance(observation, Sequences):
             return replace(observation, observation=self.rest(observation.observation))
         if self.alone:

@@ -194,7 +194,7 @@ def collect_tensors(
     sampler.state = memory.state if memory else None
     last = agent.value(normalized(_moved(observation, device)))
 
-    def last_value(x: Observation, env: Tensor, t: Tensor) -> Tensor:
+    def value_of_last(x: Observation, env: Tensor, t: Tensor) -> Tensor:
         return value_after(agent, env, t, normalized(x))
 
     action, params, value = (torch.stack(x, dim=1) for x in zip(*record.outputs, strict=True))
@@ -210,9 +210,7 @@ def collect_tensors(
         behavior_params=params,
         reward=reward,
         value=value,
-        next_value=_next_value(
-            sampler, record, value, last, lambda x, env, t: value_after(agent, env, t, normalized(x))
-        ),
+        next_value=_next_value(sampler, record, value, last, value_of_last),
         first=sampler.episodes.add(reward.to(env.device), done.to(env.device)).to(device),
         done=done,
         terminated=ended if sampler.bootstrap_truncated else done,
