@@ -156,18 +156,18 @@ Losses: TypeAlias = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
 
 
 def _joint_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    params, value = learner.agent(minibatch.observation)
+    params, value = learner.agent(minibatch.inputs)
     policy_loss, policy_terms, samples = _policy_terms(minibatch, params, learner)
     value_loss, value_terms = _value_terms(minibatch, value, learner)
     return policy_loss + value_loss, {**policy_terms, **value_terms}, samples
 
 
 def _policy_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    return _policy_terms(minibatch, learner.agent.policy(minibatch.observation), learner)
+    return _policy_terms(minibatch, learner.agent.policy(minibatch.inputs), learner)
 
 
 def _value_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    return *_value_terms(minibatch, learner.agent.value(minibatch.observation), learner), None
+    return *_value_terms(minibatch, learner.agent.value(minibatch.inputs), learner), None
 
 
 def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:

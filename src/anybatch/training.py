@@ -173,7 +173,7 @@ def estimate_advantages(
         normalizer.update(mean, var, count)
         statistics["advantage_std_used"] = torch.as_tensor(normalizer.moments()[1], dtype=torch.float64).sqrt()
         advantage = normalizer(advantage)
-    batch = Batch.of(rollout, advantage=advantage, value_target=target)
+    batch = Batch.of(rollout, advantage=advantage, value_target=target, first=rollout.first, state=rollout.state)
     return batch, {name: column.tolist() for name, column in statistics.items()}
 
 

@@ -172,7 +172,7 @@ class TestProcgen:
 
     def test_without_qt_names_both_remedies(self) -> None:
         code = (
-            "import anybatch.envs.qt as qt\nimport importlib.util as u\nfind = u.find_spec\n"
+            "import anybatch.system.qt as qt\nimport importlib.util as u\nfind = u.find_spec\n"
             "u.find_spec = lambda name, *a: None if name == 'PyQt5' else find(name, *a)\n"
             "from anybatch.config.schema import EnvConfig\nfrom anybatch.envs.factory import make\n"
             "make(EnvConfig(id='procgen:maze'), 1, 0)"

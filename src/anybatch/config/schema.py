@@ -24,6 +24,11 @@ class EnvConfig:
     """Options of the environment, as pairs: num_levels 200 start_level 0."""
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where a time limit ends an episode; None means yes, except for Procgen."""
+    action_mask: str = "auto"
+    """Source of the mask of legal actions: a key of a Dict observation, info (info['action_mask']) or info:KEY; auto
+    takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
+    frame_stack: int = 1
+    """Number of the last images that an observation holds; 1 stacks none."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None
@@ -64,6 +69,10 @@ class ModelConfig:
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the encoder, as pairs: width 64 depth 2 gain 1.4 for mlp."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer behind the encoder, so that the policy remembers; trained on whole trajectories."""
+    recurrent_width: int | None = None
+    """Units of the recurrent layer; None takes as many as the encoder has features."""
     policy_gain: float | None = None
     """Gain of the policy head's orthogonal initialisation; None gives each output weights of norm 0.1."""
     value_gain: float | None = None

@@ -31,9 +31,11 @@ _RANGES: dict[str, Range] = {
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}"),
+    "env.frame_stack": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "observation.clip": _ABOVE_0,
+    "model.recurrent_width": (lambda x: x >= 1, "an integer of at least 1, or none"),
     "model.policy_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
     "model.value_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
     "model.gaussian.log_std": (lambda x: True, "a finite number"),
@@ -101,6 +103,7 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_minibatches(config, config.env.num_envs)
     _check_policy(config)
     _check_source(config)
+    _check_recurrent(config)
     return config
 
 
@@ -211,6 +214,26 @@ def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
         raise ConfigError(
             "policy.proximal is behavior and the data is stale: limiting each step by the policy that sampled long "
             f"ago holds learning back, figure 1(c) of the paper; {remedy}"
+        )
+
+
+def _check_recurrent(config: TrainConfig) -> None:
+    kind = config.model.recurrent
+    if kind == "none":
+        return
+    if config.aux.enabled:
+        raise ConfigError(
+            f"model.recurrent is {kind}, but the auxiliary phase of PPG trains on observations without their history: "
+            "use ppo or ppo-ewma (aux.enabled false), or model.recurrent none"
+        )
+    if config.optimizer.shuffle == "samples":
+        raise ConfigError(
+            f"model.recurrent is {kind}, but optimizer.shuffle samples tears trajectories apart, and nothing would be "
+            "learned through time: set it to trajectories"
+        )
+    if config.compile:
+        raise ConfigError(
+            f"model.recurrent is {kind}, but compile would unroll every step of a trajectory: set it to false"
         )
 
 

@@ -12,9 +12,10 @@ import gymnasium
 import numpy as np
 
 from anybatch.envs.base import Observation, Steps
-from anybatch.envs.qt import load_qt
+from anybatch.envs.masks import mask_entry
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError, install_command, shown
+from anybatch.system.qt import load_qt
 
 # Keys of EnvPool's configuration that anybatch sets itself.
 _RESERVED = frozenset(
@@ -114,10 +115,12 @@ class EnvPoolVectorEnv:
         bootstrap_truncated: bool = True,
         render_size: int | None = None,
         rendering: bool = False,
+        action_mask: str = "auto",
     ) -> None:
         """`seeds`: one for each of the N environments.
 
-        `render_size`: width and height of frames in pixels; None is the environment's default.
+        `render_size`: width and height of frames in pixels; None is the environment's default. `action_mask` is
+        env.action_mask.
         """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
@@ -146,7 +149,8 @@ class EnvPoolVectorEnv:
                 self._pool.observation_space,
                 self._pool.action_space,
             )
-            self._observations = Observations(self.native_spaces[0], env_id)
+            mask = mask_entry(action_mask, *self.native_spaces, env_id)
+            self._observations = Observations(self.native_spaces[0], env_id, mask)
             self._actions = Actions(self.native_spaces[1], env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
@@ -159,6 +163,7 @@ class EnvPoolVectorEnv:
 
     def reset(self) -> Observation:
         observation = self._reset(self._ids, first=True)
+        self._observations.check_masks(observation)
         self._last = observation
         return observation
 
@@ -177,6 +182,7 @@ class EnvPoolVectorEnv:
         done = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(done):
             write(observation, done, self._reset(done))
+        self._observations.check_masks(observation)
         self._last = observation
         games = None
         if self._has_games:

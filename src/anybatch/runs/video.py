@@ -68,13 +68,14 @@ def record(
     games = make(replace(config, num_envs=1), 1, seed, rendering=True)
     try:
         check_spaces(policy, games, config.id)
-        generator = action_generator(policy, seed)
+        generator, memory = action_generator(policy, seed), policy.memory()
         observation = games.reset()
         frames: list[Any] = [_frame(games, config.id)]
         ended = 0
         while ended < episodes and len(frames) <= max_steps:
-            step = games.step(choose_actions(policy, observation, generator))
+            step = games.step(choose_actions(policy, observation, generator, memory=memory))
             observation = step.observation
+            memory.reset(step.done)
             ended += int(step.done[0])
             frames.append(_frame(games, config.id))
     finally:

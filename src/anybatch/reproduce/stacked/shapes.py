@@ -45,6 +45,7 @@ _WITHOUT_EFFECT = (
 _ADDED = (
     *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
     *("policy.clip_schedule", "policy.entropy_schedule"),
+    *("env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
@@ -69,6 +70,8 @@ def _check_stackable(config: TrainConfig) -> None:
     for field, (value, allowed, fits) in needs.items():
         if not fits:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
+    if config.model.recurrent != "none":
+        raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
         raise not_stackable(
             "model.architecture is shared with different policy and value epochs, whose two optimisers would share "
