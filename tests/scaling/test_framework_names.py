@@ -42,6 +42,28 @@ def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
         assert model.advantage_span == pytest.approx(config.advantage.span)
 
 
+@pytest.mark.parametrize("config", [SMALL, ppg_ewma(num_envs=2), ppo(num_envs=2, optimizer_kind="sgd")])
+def test_torchrl(config: TrainConfig) -> None:
+    pytest.importorskip("torchrl", reason="needs pip install 'anybatch[torchrl]'")
+    from torchrl.envs import GymEnv
+
+    import torchrl_ppo_ewma
+
+    actor, critic = torchrl_ppo_ewma.networks(4, 2)
+    names: dict[str, Any] = {"MAKE_ENV": lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)}
+    exec(str(translate(config, "torchrl")), names | {"actor": actor, "critic": critic}, names)
+    loss, group = names["loss_module"], names["optimizer"].param_groups[0]
+    assert names["env"].num_workers == config.env.num_envs
+    assert names["buffer"].batch_size == config.iteration_batch / config.optimizer.minibatches
+    assert group["lr"] == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    assert loss.delay_actor is (config.policy.proximal == "ewma")
+    if config.policy.proximal == "ewma":
+        assert names["average"].beta == pytest.approx(1 - 1 / (1 + config.policy.center_of_mass))
+    if config.policy.objective == "kl":
+        assert (float(loss.beta), loss.increment, loss.decrement) == (config.policy.kl_coefficient, 1, 1)
+    names["collector"].shutdown()
+
+
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma()])
 def test_trl(config: TrainConfig, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="needs pip install '.[trl]'")

@@ -22,6 +22,7 @@ SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
         ("cleanrl", ["--num-envs 4", "--num-minibatches 8", "--vf-coef 1.0", "--learning-rate 6.25e-05"]),
         ("rllib", ["train_batch_size_per_learner=1024", "minibatch_size=128", "lr=6.25e-05", "use_kl_loss=False"]),
         ("trl", ["learning_rate=6.25e-05", "adam_beta1=0.9983551", "num_iterations=1", "epsilon=0.2"]),
+        ("torchrl", ["num_workers=4", "frames_per_batch=1024", "batch_size=128", "lr=6.25e-05", "span=64.0"]),
         ("rsl_rl", ["num_steps_per_env=256", "num_mini_batches=8", "learning_rate=6.25e-05", "max_iterations=97657"]),
     ],
 )
@@ -61,8 +62,9 @@ def test_batches_are_those_of_each_framework() -> None:
 
 def test_value_coefficients_mean_the_same() -> None:
     # ours: 0.5 mean((v - target)^2); CleanRL's ppo.py halves the squared error itself, the others do not
-    names = {"sb3": "vf_coef", "cleanrl": "vf-coef", "rllib": "vf_loss_coeff", "rsl_rl": "value_loss_coef"}
-    assert [translate(SMALL, x).arguments[name] for x, name in names.items()] == [0.5, 1.0, 0.5, 0.5]
+    names = {"sb3": "vf_coef", "cleanrl": "vf-coef", "rllib": "vf_loss_coeff", "torchrl": "critic_coeff"}
+    names |= {"rsl_rl": "value_loss_coef"}
+    assert [translate(SMALL, x).arguments[name] for x, name in names.items()] == [0.5, 1.0, 0.5, 0.5, 0.5]
 
 
 def test_sgd_is_not_sold_as_adam() -> None:
@@ -108,7 +110,7 @@ def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:
     assert "kl_coefficient" not in str(translate(ppo(), "sb3"))
 
 
-@pytest.mark.parametrize("framework", ["sb3", "rllib", "trl", "rsl_rl"])
+@pytest.mark.parametrize("framework", ["sb3", "rllib", "trl", "torchrl", "rsl_rl"])
 def test_python_is_python(framework: str) -> None:
     compile(str(translate(SMALL, framework)), framework, "exec")
     compile(str(translate(ppg_ewma(), framework)), framework, "exec")

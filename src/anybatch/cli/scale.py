@@ -35,7 +35,7 @@ Show which hyperparameters change with the batch size, without training.
   --to.rollout-steps N   timesteps per rollout,
   --to.minibatches N     minibatches per epoch
   --format F           table, json, or yaml (anybatch train takes the YAML file)
-  --for FRAMEWORK      print arguments of sb3, cleanrl, rllib, trl or rsl_rl
+  --for FRAMEWORK      print arguments of sb3, cleanrl, rllib, trl, torchrl or rsl_rl
 
 Fields like --env.num-envs describe where the hyperparameters were tuned.
 
@@ -73,9 +73,9 @@ class Arguments:
     scaling: Adjustments = field(default_factory=Adjustments)
     format: Literal["table", "json", "yaml"] = "table"
     """A table, JSON, or YAML that `anybatch train FILE.yaml` takes."""
-    framework: Annotated[Literal["anybatch", "sb3", "cleanrl", "rllib", "trl", "rsl_rl"], tyro.conf.arg(name="for")] = (
-        "anybatch"
-    )
+    framework: Annotated[
+        Literal["anybatch", "sb3", "cleanrl", "rllib", "trl", "torchrl", "rsl_rl"], tyro.conf.arg(name="for")
+    ] = "anybatch"
     """Print the arguments of another framework: as text to type there, JSON, or YAML."""
 
 

@@ -42,7 +42,7 @@ class Framework:
     title: str
     """Name in sentences."""
     calls: dict[str, tuple[Row, ...]]
-    """Arguments by the text before them, a function or a command; {PPO} is replaced by the name of the class."""
+    """Arguments by the text before them, a function or a command, with the names of ``classes`` in braces."""
     notes: Callable[[TrainConfig], Iterator[str]]
     """One sentence for each property of a configuration without a counterpart."""
     known: tuple[Row, ...] = ()
@@ -51,6 +51,8 @@ class Framework:
     """Arguments are flags of a command, ``--name value`` on one line."""
     imports: Callable[[TrainConfig], list[str]] = lambda config: []
     """Lines before the calls."""
+    classes: Callable[[TrainConfig], dict[str, str]] = lambda config: {}
+    """Classes of the calls, by the name in braces."""
 
 
 def explain(name: str) -> str:
@@ -153,10 +155,15 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
 # ---------------------------------------------------------------- Stable-Baselines3
 
 
+def _sb3_classes(config: TrainConfig) -> dict[str, str]:
+    return {"PPO": "PPOEWMA" if uses_ppo_ewma(config) else "PPO"}
+
+
 def _sb3_imports(config: TrainConfig) -> list[str]:
-    name, module = ("PPOEWMA", "anybatch.integrations.sb3") if uses_ppo_ewma(config) else ("PPO", "stable_baselines3")
+    name, module = _sb3_classes(config)["PPO"], "stable_baselines3"
     torch = [] if _adam(config) else ["import torch"]
-    return [*torch, "from stable_baselines3.common.env_util import make_vec_env", f"from {module} import {name}"]
+    source = "anybatch.integrations.sb3" if name == "PPOEWMA" else module
+    return [*torch, f"from {module}.common.env_util import make_vec_env", f"from {source} import {name}"]
 
 
 def _sb3_step(config: TrainConfig) -> object:
@@ -388,6 +395,99 @@ _TRL_KNOWN = (
     Row("cliprange_value", meaning=_NO_VALUE_CLIPPING),
 )
 
+# ---------------------------------------------------------------- TorchRL
+
+
+def _ewma(config: TrainConfig) -> bool:
+    return config.policy.proximal == "ewma"
+
+
+def _torchrl_classes(config: TrainConfig) -> dict[str, str]:
+    optimizer = "Adam" if _adam(config) else "SGD"
+    return {"Loss": "KLPENPPOLoss" if _penalty(config) else "ClipPPOLoss", "Optimizer": f"torch.optim.{optimizer}"}
+
+
+def _torchrl_imports(config: TrainConfig) -> list[str]:
+    average = ["from anybatch.integrations.torchrl import EwmaUpdate"] if _ewma(config) else []
+    moments = ["from anybatch.normalize import AdvantageNormalizer"] if config.advantage.normalize else []
+    return [
+        "import torch",
+        "from torchrl.collectors import Collector",
+        "from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement",
+        "from torchrl.envs import SerialEnv",
+        f"from torchrl.objectives import {_torchrl_classes(config)['Loss']}",
+        "from torchrl.objectives.value import GAE",
+        *average,
+        *moments,
+    ]
+
+
+def _torchrl_notes(config: TrainConfig) -> Iterator[str]:
+    optimizer, steps = config.optimizer, []
+    yield from _ppo_notes(config, "", "")
+    if config.policy.proximal == "recent":
+        yield "policy.proximal recent: call SoftUpdate(loss_module, eps=0.0).step() before each iteration"
+    if config.advantage.normalize:
+        steps.append("normalizer.update(*moments(advantage)) once an iteration (anybatch.distributed.moments)")
+    if optimizer.max_grad_norm is not None:
+        steps.append(f"torch.nn.utils.clip_grad_norm_(loss_module.parameters(), {optimizer.max_grad_norm:g})")
+    if _linear(config):
+        steps.append("a torch.optim.lr_scheduler.LinearLR to 0")
+    if _ewma(config):
+        steps.append("average.step() after each gradient step")
+    epochs = f"{optimizer.policy_epochs} pass{'es' if optimizer.policy_epochs > 1 else ''} over the buffer an iteration"
+    yield f"your loop has {'; '.join([epochs, *steps])}"
+
+
+_TORCHRL = {
+    "env = SerialEnv": (
+        Row("num_workers", "env.num_envs", meaning="env.num_envs, or the number of worker processes"),
+        Row("create_env_fn", value=lambda config: Code("MAKE_ENV")),
+    ),
+    "collector = Collector": (
+        Row("create_env_fn", value=lambda config: Code("env")),
+        Row("policy", value=lambda config: Code("actor")),
+        Row("frames_per_batch", "", lambda x: x.iteration_batch, _ITERATION),
+        Row("total_frames", "total_env_steps"),
+    ),
+    "buffer = ReplayBuffer": (
+        Row("storage", value=lambda x: Code(f"LazyTensorStorage({x.iteration_batch})")),
+        Row("sampler", value=lambda config: Code("SamplerWithoutReplacement()")),
+        Row("batch_size", "optimizer.minibatches", _minibatch, _MINIBATCHES),
+    ),
+    "gae = GAE": (
+        Row("gamma", "advantage.discount"),
+        Row("lmbda", "advantage.gae_lambda"),
+        Row("value_network", value=lambda config: Code("critic")),
+    ),
+    "loss_module = {Loss}": (
+        Row("actor_network", value=lambda config: Code("actor")),
+        Row("critic_network", value=lambda config: Code("critic")),
+        Row("clip_epsilon", "policy.clip", when=lambda config: not _penalty(config)),
+        Row("beta", "policy.kl_coefficient", when=_penalty),
+        Row("increment", value=lambda config: 1.0, when=_penalty),  # beta stays as it is
+        Row("decrement", value=lambda config: 1.0, when=_penalty),
+        Row("entropy_coeff", "policy.entropy_coefficient"),
+        Row("critic_coeff", "optimizer.value_coefficient"),
+        Row("loss_critic_type", value=lambda config: "l2"),
+        Row("normalize_advantage", "advantage.normalize", lambda config: False),  # works on each minibatch
+        Row("delay_actor", "policy.proximal", lambda config: config.policy.proximal != "behavior"),
+        Row("max_importance_ratio", "policy.max_importance_ratio"),
+    ),
+    "average = EwmaUpdate": (
+        Row("loss_module", value=lambda config: Code("loss_module"), when=_ewma),
+        Row("center_of_mass", "policy.center_of_mass", when=_ewma),
+    ),
+    "normalizer = AdvantageNormalizer": (Row("span", "advantage.span", when=lambda x: x.advantage.normalize),),
+    "optimizer = {Optimizer}": (
+        Row("params", value=lambda config: Code("loss_module.parameters()")),
+        Row("lr", "optimizer.step_size"),
+        Row("betas", "optimizer.adam_betas", when=_adam),
+        Row("eps", "optimizer.adam_eps", when=_adam),
+        Row("momentum", "optimizer.sgd_momentum", when=lambda config: not _adam(config)),
+    ),
+}
+
 FRAMEWORKS = {
     "sb3": Framework(
         "Stable-Baselines3",
@@ -395,12 +495,14 @@ FRAMEWORKS = {
         _sb3_notes,
         _SB3_KNOWN,
         imports=_sb3_imports,
+        classes=_sb3_classes,
     ),
     "cleanrl": Framework("CleanRL", {"python cleanrl/ppo.py": _CLEANRL}, _cleanrl_notes, _CLEANRL_KNOWN, flags=True),
     "rllib": Framework(
         "RLlib", {"config.env_runners": _RLLIB_ENV, "config.training": _RLLIB_PPO}, _rllib_notes, _RLLIB_KNOWN
     ),
     "trl": Framework("TRL", {"GRPOConfig": _TRL}, _trl_notes, _TRL_KNOWN),
+    "torchrl": Framework("TorchRL", _TORCHRL, _torchrl_notes, imports=_torchrl_imports, classes=_torchrl_classes),
     "rsl_rl": Framework(
         "rsl_rl", {"runner = dict": _RSL_RL_RUNNER, "algorithm = dict": _RSL_RL_PPO}, _rsl_rl_notes, _RSL_RL_KNOWN
     ),
