@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
@@ -62,6 +63,38 @@ def test_torchrl(config: TrainConfig) -> None:
     if config.policy.objective == "kl":
         assert (float(loss.beta), loss.increment, loss.decrement) == (config.policy.kl_coefficient, 1, 1)
     names["collector"].shutdown()
+
+
+@pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPO")])
+def test_rsl_rl(config: TrainConfig, kind: str) -> None:
+    pytest.importorskip("rsl_rl", reason="needs pip install 'anybatch[rsl_rl]'")
+    from rsl_rl.env import VecEnv
+    from rsl_rl.runners import OnPolicyRunner
+    from tensordict import TensorDict
+
+    class Still(VecEnv):
+        num_envs, num_actions, max_episode_length, device, cfg = 2, 3, 10, "cpu", {}
+
+        def get_observations(self) -> TensorDict:
+            return TensorDict({"policy": torch.zeros(2, 4)}, batch_size=[2])
+
+        def step(self, actions: torch.Tensor) -> Any:
+            raise NotImplementedError
+
+    names: dict[str, Any] = {}
+    exec(str(translate(config, "rsl_rl")), names)
+    model = {"class_name": "MLPModel", "hidden_dims": [8]}
+    actor = {**model, "distribution_cfg": {"class_name": "GaussianDistribution"}}
+    groups = {"actor": ["policy"], "critic": ["policy"]}
+    runner = names["runner"] | {"algorithm": names["algorithm"], "save_interval": 1, "obs_groups": groups}
+    algorithm = OnPolicyRunner(Still(), {**runner, "actor": actor, "critic": model}).alg
+    assert type(algorithm).__name__ == kind
+    assert algorithm.storage.num_transitions_per_env == config.rollout.steps
+    assert algorithm.num_mini_batches == config.optimizer.minibatches
+    assert algorithm.optimizer.param_groups[0]["lr"] == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    if kind == "PPOEWMA":
+        assert algorithm.proximal.beta == pytest.approx(1 - 1 / (1 + config.policy.center_of_mass))
+        assert algorithm.normalizer.span == pytest.approx(config.advantage.span)
 
 
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma()])

@@ -86,7 +86,7 @@ _NO_EARLY_STOP = "not used here, epochs are never cut short"
 
 
 def uses_ppo_ewma(config: TrainConfig) -> bool:
-    """Whether Stable-Baselines3 needs anybatch.integrations.sb3.PPOEWMA in place of its PPO."""
+    """Whether Stable-Baselines3 and rsl_rl need our PPOEWMA in place of their PPO."""
     return config.policy.objective == "clip" and config.policy.proximal == "ewma"
 
 
@@ -298,10 +298,23 @@ _RLLIB_KNOWN = (Row("kl_target", meaning="not used here, policy.kl_coefficient i
 # ---------------------------------------------------------------- rsl_rl
 
 
+_RSL_RL_EWMA = "anybatch.integrations.rsl_rl:PPOEWMA"
+
+
 def _rsl_rl_notes(config: TrainConfig) -> Iterator[str]:
-    yield from _ppo_notes(config, "advantages are normalised over each iteration", "clip_param", always=True)
+    ewma = uses_ppo_ewma(config)
+    yield from _ppo_notes(
+        config, "" if ewma else "advantages are normalised over each iteration", "clip_param", always=True
+    )
+    if ewma and not config.advantage.normalize:
+        yield "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
     if _linear(config):
         yield "optimizer.schedule linear: no counterpart; the learning rate is fixed, or follows desired_kl"
+    yield (
+        "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
+        "(Loss/learning_rate in rsl_rl's log)"
+        + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
+    )
     yield f"{_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
 
 
@@ -310,6 +323,8 @@ _RSL_RL_RUNNER = (
     Row("max_iterations", "", lambda x: math.ceil(x.total_env_steps / x.iteration_batch), _ITERATIONS),
 )
 _RSL_RL_PPO = (
+    Row("class_name", "policy.proximal", lambda config: _RSL_RL_EWMA if uses_ppo_ewma(config) else "PPO"),
+    Row("optimizer", "optimizer.kind"),
     Row("num_learning_epochs", "optimizer.policy_epochs"),
     Row("num_mini_batches", "optimizer.minibatches"),
     Row("learning_rate", "optimizer.step_size"),
@@ -322,8 +337,14 @@ _RSL_RL_PPO = (
     Row("use_clipped_value_loss", "", lambda config: False, _NO_VALUE_CLIPPING),
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("normalize_advantage_per_mini_batch", "advantage.normalize", lambda config: False),
+    Row("center_of_mass", "policy.center_of_mass", when=uses_ppo_ewma),
+    Row("advantage_span", "advantage.span", when=uses_ppo_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=uses_ppo_ewma),
 )
-_RSL_RL_KNOWN = (Row("desired_kl", meaning="not used here, the step size does not follow the KL"),)
+_RSL_RL_KNOWN = (
+    Row("num_envs", "env.num_envs"),
+    Row("desired_kl", meaning="not used here, the step size does not follow the KL"),
+)
 
 # ---------------------------------------------------------------- TRL
 
