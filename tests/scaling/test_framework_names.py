@@ -25,7 +25,8 @@ CLEANRL = {
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"), [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPO")]
+    ("config", "kind"),
+    [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPOEWMA")],
 )
 def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
     pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
@@ -41,6 +42,7 @@ def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
     if kind == "PPOEWMA":
         assert model.center_of_mass == pytest.approx(config.policy.center_of_mass)
         assert model.advantage_span == pytest.approx(config.advantage.span)
+        assert model.kl_coefficient == (1.0 if config.policy.objective == "kl" else None)
 
 
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma(num_envs=2), ppo(num_envs=2, optimizer_kind="sgd")])

@@ -86,8 +86,12 @@ _NO_EARLY_STOP = "not used here, epochs are never cut short"
 
 
 def uses_ppo_ewma(config: TrainConfig) -> bool:
-    """Whether Stable-Baselines3 and rsl_rl need our PPOEWMA in place of their PPO."""
+    """Whether rsl_rl needs anybatch.integrations.rsl_rl.PPOEWMA in place of its PPO."""
     return config.policy.objective == "clip" and config.policy.proximal == "ewma"
+
+
+def _ewma(config: TrainConfig) -> bool:
+    return config.policy.proximal == "ewma"
 
 
 def _minibatch(config: TrainConfig) -> int:
@@ -156,7 +160,7 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
 
 
 def _sb3_classes(config: TrainConfig) -> dict[str, str]:
-    return {"PPO": "PPOEWMA" if uses_ppo_ewma(config) else "PPO"}
+    return {"PPO": "PPOEWMA" if _ewma(config) else "PPO"}
 
 
 def _sb3_imports(config: TrainConfig) -> list[str]:
@@ -179,8 +183,12 @@ def _sb3_optimizer(config: TrainConfig) -> object:
 
 
 def _sb3_notes(config: TrainConfig) -> Iterator[str]:
-    normalization = "" if uses_ppo_ewma(config) else "normalize_advantage works on each minibatch"
-    yield from _ppo_notes(config, normalization, "clip_range")
+    ewma = _ewma(config)
+    yield from _ppo_notes(
+        config, "" if ewma else "normalize_advantage works on each minibatch", "" if ewma else "clip_range"
+    )
+    if ewma and _penalty(config) and config.policy.kl_estimator != "exact":
+        yield f"policy.kl_estimator {config.policy.kl_estimator}: no counterpart; the KL is exact"
 
 
 _SB3_ENV = (Row("env_id", "env.id", lambda config: Code("ENV_ID")), Row("n_envs", "env.num_envs"))
@@ -193,19 +201,20 @@ _SB3_PPO = (
     Row("learning_rate", "optimizer.step_size", _sb3_step),
     Row("gamma", "advantage.discount"),
     Row("gae_lambda", "advantage.gae_lambda"),
-    Row("clip_range", "policy.clip"),
+    Row("clip_range", "policy.clip", when=lambda config: not (_penalty(config) and _ewma(config))),
+    Row("kl_coefficient", "policy.kl_coefficient", when=lambda config: _penalty(config) and _ewma(config)),
     Row("ent_coef", "policy.entropy_coefficient"),
     Row("vf_coef", "optimizer.value_coefficient"),
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("normalize_advantage", "advantage.normalize"),
-    Row("center_of_mass", "policy.center_of_mass", when=uses_ppo_ewma),
+    Row("center_of_mass", "policy.center_of_mass", when=_ewma),
     Row(
         "advantage_span",
         "advantage.span",
         lambda x: x.advantage.span if x.advantage.normalize else 1.0,
-        when=uses_ppo_ewma,
+        when=_ewma,
     ),
-    Row("max_importance_ratio", "policy.max_importance_ratio", when=uses_ppo_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=_ewma),
     Row("policy_kwargs", "model.options", _sb3_optimizer),
 )
 _SB3_KNOWN = (
@@ -417,10 +426,6 @@ _TRL_KNOWN = (
 )
 
 # ---------------------------------------------------------------- TorchRL
-
-
-def _ewma(config: TrainConfig) -> bool:
-    return config.policy.proximal == "ewma"
 
 
 def _torchrl_classes(config: TrainConfig) -> dict[str, str]:

@@ -84,7 +84,7 @@ class _Decoupled:
         args: Any = self.args  # type: ignore[attr-defined]
         passes = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         steps = window_steps(max(1, passes // args.gradient_accumulation_steps), center_of_mass)
-        return NoiseScale(steps, adam="adam" in str(args.optim), device=args.device)
+        return NoiseScale(steps, adam="adam" in str(args.optim).lower(), device=args.device)
 
     def _weights(self, logp_proximal: Tensor, logp_behavior: Tensor, mask: Tensor, ids: Tensor | None = None) -> Tensor:
         """The bounded weights prox/behav, in which the proximal policy is what the losses call theta."""
