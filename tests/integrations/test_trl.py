@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,7 @@ def test_with_vllm_the_sampler_is_the_behaviour_policy(tmp_path: Path) -> None:
     trainer = build(str(tmp_path))
     trainer.model.train()
     trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
     old, sampler = torch.tensor([[-1.0, -2.0, -3.0]]), torch.tensor([[-1.5, float("nan"), -2.5]])
     inputs: dict[str, Any] = {
         "prompt_ids": torch.tensor([[2, 3]]),
@@ -144,9 +146,8 @@ def recorded(trainer: DecoupledGRPOTrainer) -> list[list[Tensor]]:
     return steps
 
 
-@pytest.mark.parametrize("device", [None, "cpu"])
-def test_the_average_moves_once_a_gradient_step(tmp_path: Path, device: str | None) -> None:
-    trainer = build(str(tmp_path), gradient_steps=2, center_of_mass=1.0, average_device=device)
+def test_the_average_moves_once_a_gradient_step(tmp_path: Path) -> None:
+    trainer = build(str(tmp_path), gradient_steps=2, center_of_mass=1.0, average_device="cpu")
     steps = recorded(trainer)
     assert len(steps) == 3
     for average, zero, one, two in zip(trainer.average.average, *steps, strict=True):
@@ -171,6 +172,7 @@ def test_checkpoints_hold_the_average_and_the_moments(tmp_path: Path) -> None:
     two.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert two.average.terms == 1 + 3
     three = build(str(tmp_path), gradient_steps=2)
+    three.create_optimizer_and_scheduler(2)
     three._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-2"))
     assert three.average.terms == one.average.terms == 3
     assert all(map(torch.equal, three.average.average, one.average.average))
@@ -198,7 +200,6 @@ def test_of_an_adapter_only_the_adapter_is_averaged(tmp_path: Path) -> None:
         ({"loss_type": "vespo"}, "loss_type is 'vespo', but must be one of grpo"),
         ({"scale_rewards": "group"}, 'set scale_rewards="none"'),
         ({"center_of_mass": -1.0}, "center_of_mass is -1"),
-        ({"beta": 0.1, "sync_ref_model": True}, "sync_ref_model makes the reference model a second proximal policy"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -226,7 +227,7 @@ def async_trainer(model: Packed, **options: Any) -> DecoupledAsyncGRPOTrainer:
     vars(trainer).update({f"_step_{name}": 0.0 for name in counters})
     trainer.accelerator, trainer.current_gradient_accumulation_steps = Accelerator(cpu=True), 1
     trainer.epsilon_low, trainer.epsilon_high, trainer.aux_loss_enabled = 0.2, 0.3, False
-    trainer._metrics = {"train": __import__("collections").defaultdict(list)}
+    trainer._metrics = {"train": defaultdict(list)}
     trainer.average = WeightAverage(model.named_parameters(), 8.0)
     vars(trainer).update(options)
     return trainer
@@ -267,7 +268,7 @@ def test_async_grpo_clips_around_the_average(weight: Any) -> None:
     )  # fmt: skip
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x, model.table)[0] for x in (loss, expected)))
-    assert trainer._metrics["train"]["importance_weight/max"][0] == 1.5
+    assert (trainer._metrics["train"]["importance_weight/max"][0] == 1.5) is (weight == "token")
 
 
 def test_nothing_is_downloaded() -> None:

@@ -74,8 +74,6 @@ class _Decoupled:
                     f"{name} shards the weights, for which the average is not made; use data parallelism, and PEFT "
                     "where the whole model does not fit"
                 )
-        if getattr(trainer.args, "beta", 0.0) and getattr(trainer.args, "sync_ref_model", False):
-            raise ConfigError("sync_ref_model makes the reference model a second proximal policy; set it False")
         loss_type = getattr(trainer.args, "loss_type", "dapo")
         if loss_type not in _LOSSES:
             raise ConfigError(f"loss_type is {loss_type!r}, but must be one of {', '.join(_LOSSES)}")
