@@ -15,7 +15,7 @@ from anybatch.errors import ConfigError
 from anybatch.integrations.token_objectives import Mask, Truncate, token_clip_loss
 from anybatch.integrations.verl import prime_rl_loss, skyrl_policy_loss, slime_importance_weights, verl_policy_loss
 
-MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 def data(stale: float = 0.4) -> dict[str, Tensor]:

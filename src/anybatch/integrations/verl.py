@@ -97,13 +97,14 @@ def _verl_denominator(mask: Tensor, mode: str, batch: Any) -> tuple[str, float |
     tokens, completions = batch.get("batch_num_tokens"), batch.get("global_batch_size")
     if mode == "token-mean":
         return "token", (count(mask, "token").clamp(min=1) if tokens is None else tokens) / workers
-    if mode == "seq-mean-token-sum-norm":
-        return "token", float(batch.get("loss_scale_factor") or mask.shape[-1])
-    if mode in ("seq-mean-token-sum", "seq-mean-token-mean"):
+    if mode == "token-sum":
+        return "token", 1 / workers
+    if mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"):
         total = count(mask, "sequence_product").clamp(min=1) if completions is None else completions
-        return "token" if mode.endswith("sum") else "sequence", total / workers
+        length = float(batch.get("loss_scale_factor") or mask.shape[-1]) if mode.endswith("norm") else 1.0
+        return "sequence" if mode.endswith("mean") else "token", total * length / workers
     raise ConfigError(
-        f"loss_agg_mode is {mode!r}, but must be token-mean, seq-mean-token-sum, seq-mean-token-mean or "
+        f"loss_agg_mode is {mode!r}, but must be token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or "
         "seq-mean-token-sum-norm"
     )
 
