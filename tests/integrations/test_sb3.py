@@ -267,5 +267,5 @@ def test_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anybatch\[sb3\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[sb3\]'"):
         runpy.run_path(anybatch.integrations.sb3.__file__)

@@ -47,7 +47,7 @@ def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
 
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma(num_envs=2), ppo(num_envs=2, optimizer_kind="sgd")])
 def test_torchrl(config: TrainConfig) -> None:
-    pytest.importorskip("torchrl", reason="needs pip install 'anybatch[torchrl]'")
+    pytest.importorskip("torchrl", reason="needs pip install '.[torchrl]'")
     from torchrl.envs import GymEnv
 
     import torchrl_ppo_ewma
@@ -69,7 +69,7 @@ def test_torchrl(config: TrainConfig) -> None:
 
 @pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPO")])
 def test_rsl_rl(config: TrainConfig, kind: str) -> None:
-    pytest.importorskip("rsl_rl", reason="needs pip install 'anybatch[rsl_rl]'")
+    pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl_rl]'")
     from rsl_rl.env import VecEnv
     from rsl_rl.runners import OnPolicyRunner
     from tensordict import TensorDict

@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.process_group import is_distributed, sum_
-from anybatch.errors import ConfigError, ScalingWarning
+from anybatch.errors import ConfigError, ScalingWarning, install_command
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss
 from anybatch.proximal import EwmaProximal
@@ -30,7 +30,7 @@ try:
     from rsl_rl.storage import RolloutStorage
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.rsl_rl needs rsl_rl: pip install 'anybatch[rsl_rl]' ({error})", name=error.name
+        f"anybatch.integrations.rsl_rl needs rsl_rl: {install_command('rsl_rl')} ({error})", name=error.name
     ) from error
 
 _ADAPTATION = 1.5

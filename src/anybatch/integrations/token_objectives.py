@@ -144,14 +144,10 @@ def token_clip_loss(
         ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
     ratio = weight if ratio is None else ratio
-    aggregate = _aggregate(aggregate, ratio)
-    check_choice("weight", weight, Level)
-    check_choice("ratio", ratio, Level)
+    aggregate = _aggregate(aggregate, ratio, weight=weight, ratio=ratio)
     tokens = token_batch(mask, sequence_ids, logp=logp, logp_proximal=logp_proximal, logp_behavior=logp_behavior)
     advantage = tokens.advantage(advantage, ratio)
     _check_denominator(denominator)
-    for side in clip if isinstance(clip, tuple) else (clip,):
-        check_coefficient("clip", side, logp)
     logp, prox, behav = (tokens.zeroed(x) for x in (logp, logp_proximal, logp_behavior))
     log_ratio = tokens.at_level(logp - prox, ratio)
     log_prefix, kept = _bounded_prefix(tokens, logp.detach() - behav, prox - behav, weight, ratio == weight, bound)
@@ -203,8 +199,7 @@ def token_kl_loss(
         TypeError: an argument is no tensor, or of the wrong dtype.
         ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
-    aggregate = _aggregate(aggregate, weight)
-    check_choice("weight", weight, Level)
+    aggregate = _aggregate(aggregate, weight, weight=weight)
     tokens = token_batch(mask, sequence_ids, logp=logp, logp_behavior=logp_behavior, kl=kl)
     advantage = tokens.advantage(advantage, weight)
     _check_denominator(denominator)
@@ -272,7 +267,10 @@ def count(mask: Tensor, level: Level, sequence_ids: Tensor | None = None) -> Ten
     return token_batch(mask, sequence_ids).count(level)
 
 
-def _aggregate(aggregate: Aggregate | None, level: Level) -> Aggregate:
+def _aggregate(aggregate: Aggregate | None, level: Level, **levels: Level) -> Aggregate:
+    """Check the options, and choose the aggregation that goes with a level by default."""
+    for name, value in levels.items():
+        check_choice(name, value, Level)
     if aggregate is None:
         return "token" if level == "token" else "sequence"
     check_choice("aggregate", aggregate, Aggregate)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.integrations.token_objectives import Bound, Level, importance_weights
 from anybatch.integrations.weight_average import WeightAverage
 from anybatch.normalize import AdvantageNormalizer
@@ -34,7 +34,7 @@ try:
     from trl.experimental.async_grpo import AsyncGRPOTrainer
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.trl needs TRL: pip install 'anybatch[trl]' ({error})", name=error.name
+        f"anybatch.integrations.trl needs TRL: {install_command('trl')} ({error})", name=error.name
     ) from error
 
 _FILE = "ppo_ewma.pt"

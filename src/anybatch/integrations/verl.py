@@ -34,7 +34,7 @@ DEFAULT_BOUND = Truncate(100.0)
 
 @dataclass(frozen=True)
 class LossOutputs:
-    """What prime-rl reads from a loss function."""
+    """Loss and metrics under the names that prime-rl reads."""
 
     loss: Tensor
     """Scalar: the sum over the tokens, which prime-rl divides by their number in the gradient step."""
@@ -48,8 +48,8 @@ def verl_policy_loss(
     """A policy loss for verl's ``register_policy_loss``.
 
     Clip ranges, aggregation and the sizes of the global batch are those of verl's actor configuration. verl hands over
-    prox/behav as ``rollout_is_weights``, truncated where ``algorithm.rollout_correction`` says so, from which log behav
-    is computed; without it the data counts as sampled by the old policy. verl's dual clip, ``clip_ratio_c``, is left
+    prox/behav as ``rollout_is_weights``, truncated by its ``algorithm.rollout_correction``, from which log behav is
+    computed; without it the data counts as sampled by the old policy. verl's dual clip, ``clip_ratio_c``, is left
     out: the cap on theta/behav takes its place, and keeps the gradient.
 
     >>> from verl.trainer.ppo.core_algos import register_policy_loss

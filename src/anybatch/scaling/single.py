@@ -31,7 +31,7 @@ def adam_step_size(step_size: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is not a number above 0.
     """
-    return _positive("step_size", step_size) / _factor(divide_batch_by) ** 0.5
+    return float(_positive("step_size", step_size) / _factor(divide_batch_by) ** 0.5)
 
 
 def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
