@@ -17,7 +17,7 @@ import pytest
 import anybatch
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("docs", "src", "tools")
+PARTS = ("docs", "examples", "src", "tools")
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:

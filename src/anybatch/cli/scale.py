@@ -37,7 +37,7 @@ Show which hyperparameters change with the batch size, without training.
                        not the preset's; likewise --tuned-at.rollout-steps, ...
   --from-ppo           they are those of plain PPO: choose the EWMA that fits
   --format F           table, json, or yaml (anybatch train takes the YAML file)
-  --for FRAMEWORK      print arguments of sb3, cleanrl, rllib, trl or rsl_rl
+  --for FRAMEWORK      print arguments of sb3, cleanrl, rllib, trl, torchrl or rsl_rl
 
 all options: --help all; or --help SECTION, with SECTION one of
   tuned-at, scaling    batch of the hyperparameters; adjustments to the new one
@@ -58,9 +58,9 @@ class Arguments:
     scaling: Adjustments = field(default_factory=Adjustments)
     format: Literal["table", "json", "yaml"] = "table"
     """A table, JSON, or YAML that `anybatch train FILE.yaml` takes."""
-    framework: Annotated[Literal["anybatch", "sb3", "cleanrl", "rllib", "trl", "rsl_rl"], tyro.conf.arg(name="for")] = (
-        "anybatch"
-    )
+    framework: Annotated[
+        Literal["anybatch", "sb3", "cleanrl", "rllib", "trl", "torchrl", "rsl_rl"], tyro.conf.arg(name="for")
+    ] = "anybatch"
     """Print the arguments of another framework: as text to type there, JSON, or YAML."""
 
 
