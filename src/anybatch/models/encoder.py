@@ -21,8 +21,14 @@ from anybatch.models.layers import ArrayFunction, declared
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder
 from anybatch.models.precision import as_float32, full_precision
+from anybatch.models.small_conv import SmallConvEncoder
 
-_BUILT_IN: dict[str, type[nn.Module]] = {"impala": ImpalaEncoder, "nature": NatureEncoder, "mlp": MlpEncoder}
+_BUILT_IN: dict[str, type[nn.Module]] = {
+    "impala": ImpalaEncoder,
+    "nature": NatureEncoder,
+    "small-conv": SmallConvEncoder,
+    "mlp": MlpEncoder,
+}
 
 
 class DictEncoder(nn.Module):
