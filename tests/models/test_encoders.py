@@ -16,9 +16,8 @@ from anybatch.models.encoder import build_encoder
 from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.nature import NatureEncoder
+from anybatch.models.nature import NatureEncoder, SmallConvEncoder
 from anybatch.models.precision import encode
-from anybatch.models.small_conv import SmallConvEncoder
 
 HWC = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 VECTOR = gym.spaces.Box(-1, 1, (5,))

@@ -16,7 +16,7 @@ from torch.nn import functional
 from anybatch.models.agent import Agent, GaussianHead, Policy, bounded
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.small_conv import KERNEL, STRIDE, SmallConvEncoder
+from anybatch.models.nature import KERNEL, STRIDE, SmallConvEncoder
 from anybatch.observations import Inputs
 from anybatch.reproduce.stacked.shapes import not_stackable
 
@@ -105,7 +105,7 @@ class StackedMlp(nn.Module):
 
 
 class StackedSmallConv(nn.Module):
-    """:class:`anybatch.models.small_conv.SmallConvEncoder`: observations (R, B, ...) to features (R, B, width)."""
+    """:class:`anybatch.models.nature.SmallConvEncoder`: observations (R, B, ...) to features (R, B, width)."""
 
     low_precision = False
 
