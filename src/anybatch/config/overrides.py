@@ -32,6 +32,8 @@ class Overrides(TypedDict, total=False):
     num_envs: int
     env_options: dict[str, Scalar]
     bootstrap_truncated: bool | None
+    action_mask: str
+    frame_stack: int
     threads: int
     step_timeout: float | None
     observation: Mapping[str, Any]
@@ -39,6 +41,8 @@ class Overrides(TypedDict, total=False):
     observation_clip: float
     model: Mapping[str, Any]
     encoder: str | type[Any]
+    recurrent: Literal["none", "gru", "lstm"]
+    recurrent_width: int | None
     architecture: Literal["shared", "dual", "detach"]
     model_options: dict[str, Scalar]
     policy_gain: float | None
