@@ -250,8 +250,7 @@ def collect(
         EnvError: the environment broke its contract.
         DivergenceError: the policy's outputs are not finite.
     """
-    env, spec = sampler.env, sampler.action_spec
-    observation = sampler.take_observation(interrupts)
+    env, spec, observation = sampler.env, sampler.action_spec, sampler.take_observation(interrupts)
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
     finals, games = list[tuple[np.ndarray, int, EnvObservation]](), list[Games | None]()
