@@ -148,11 +148,18 @@ class ProgressBar:
 class Logs:
     """All sinks of a run as one."""
 
-    def __init__(self, sinks: Iterable[Sink]) -> None:
+    def __init__(self, sinks: Iterable[Sink], columns: Iterable[str] = ()) -> None:
+        """``columns`` are those of a progress.csv to which a resumed run appends."""
         self._sinks = list(sinks)
+        self._earlier = list(columns)
+
+    def columns_without(self, row: Row) -> list[str]:
+        """Columns of the rows before this run was resumed that its first row does not have; later none."""
+        return [column for column in self._earlier if column not in row]
 
     def write(self, row: Row) -> None:
         """Write the row to every sink, progress.csv first."""
+        self._earlier = []
         for sink in self._sinks:
             sink.write(row)
 
@@ -194,7 +201,8 @@ def open_logs(
         progress = ProgressLog(run_dir / PROGRESS)
         sinks = [keep(progress)]
         redone = progress.truncate_after(resume_after or 0)
-        env_steps = int(max(read_progress(progress.path).get("env_steps", []), default=0))
+        earlier = read_progress(progress.path)
+        env_steps = int(max(earlier.get("env_steps", []), default=0))
         if config.wandb:
             sinks.append(keep(WandbLog(run_dir, config.wandb_project)))
         if config.tensorboard:
@@ -202,7 +210,7 @@ def open_logs(
         if not quiet:
             sinks.append(keep(ProgressBar(total_env_steps, start_env_steps=env_steps)))
         opened.pop_all()
-    return Logs(sinks)
+    return Logs(sinks, earlier)
 
 
 def _left(steps: float, rate: float) -> str:

@@ -1,0 +1,8 @@
+"""Hooks into training: evaluation, early stopping, metrics of your own."""
+
+from __future__ import annotations
+
+from anybatch.callbacks.callback import Callback
+from anybatch.callbacks.context import RunContext
+
+__all__ = ["Callback", "RunContext"]
