@@ -15,6 +15,7 @@ from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.callbacks.callback import Callback
 from anybatch.callbacks.calls import Callbacks, check_callbacks
+from anybatch.callbacks.configured import callbacks_of
 from anybatch.callbacks.context import RunContext
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer, validate
@@ -240,7 +241,7 @@ def train(
     components = build(config, seed, segments=folder / SEGMENTS)
     with _closing(components), owned(folder):
         run = create_run(folder, config, seed, quiet=quiet, changes=changes)
-        hooks = Callbacks(callbacks, run, RunContext(run, components, resumed=False))
+        hooks = _hooks(run, components, callbacks, resumed=False)
         _prepare_auxiliary_phase(run, components)
         return _run(run, components, hooks)
 
@@ -293,7 +294,7 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
     # environments that start new episodes must not replay the levels of the run's beginning
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
     with _closing(components):
-        hooks = Callbacks(callbacks, run, RunContext(run, components, resumed=True))
+        hooks = _hooks(run, components, callbacks, resumed=True)
         _prepare_auxiliary_phase(run, components)
         try:
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
@@ -325,6 +326,11 @@ def _closing(components: Components) -> Iterator[None]:
                     components.env.close()
             if components.auxiliary:
                 components.auxiliary.store.close()
+
+
+def _hooks(run: Run, components: Components, callbacks: Sequence[Callback], *, resumed: bool) -> Callbacks:
+    context = RunContext(run, components, resumed=resumed)
+    return Callbacks([*callbacks_of(run.config), *callbacks], run, context)
 
 
 def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:

@@ -13,6 +13,7 @@ def main(
     num_envs: int | None = None,
     max_steps: int | None = None,
     greedy: bool = False,
+    best: bool = False,
     device: str = "auto",
     trust_code: bool = False,
 ) -> int:
@@ -25,6 +26,7 @@ def main(
         num_envs: Copies of the environment that play at the same time; by default as in training, at most 64.
         max_steps: Steps after which an episode is cut and counted as unfinished.
         greedy: Take the most likely action instead of sampling.
+        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         device: cpu, cuda, cuda:N, or auto.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
     """
@@ -33,7 +35,7 @@ def main(
     def play(env: EnvChoice) -> Evaluation:
         return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
 
-    policy = load_policy(run, device=device, trust_code=trust_code)
+    policy = load_policy(run, best=best, device=device, trust_code=trust_code)
     unseen = unseen_levels(policy.config.env)
     label = "mean return" if unseen is None else "mean return on training levels"
     print(f"{label}: {play(None)}")

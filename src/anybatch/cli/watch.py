@@ -12,6 +12,7 @@ def main(
     episodes: int = 1,
     seed: int = 0,
     fps: int = 15,
+    best: bool = False,
     trust_code: bool = False,
 ) -> int:
     """Write a video of a trained policy.
@@ -22,12 +23,13 @@ def main(
         episodes: Episodes to play.
         seed: Seed of environment and actions.
         fps: Frames per second.
+        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
     """
     from anybatch.runs.evaluation import load_policy
     from anybatch.runs.video import record
 
-    policy = load_policy(run, device="cpu", trust_code=trust_code)
+    policy = load_policy(run, best=best, device="cpu", trust_code=trust_code)
     frames = record(policy, video, episodes=episodes, seed=seed, fps=fps)
     print(f"wrote {frames} frames to {video}")
     return 0

@@ -209,6 +209,27 @@ class AuxiliaryConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation while training, with sampled actions, in environments of its own that do not affect training."""
+
+    every: int | None = None
+    """Environment steps between evaluations, at the first iteration that ends at or beyond each multiple; None for no
+    evaluation."""
+    episodes: int = 20
+    """Complete episodes of an evaluation."""
+    num_envs: int | None = None
+    """Environments that play at the same time; None for one an episode, up to 64."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut and counted as unfinished; None waits for its end."""
+    options: dict[str, Scalar] = field(default_factory=dict)
+    """Options of the environment that differ from env.options, as pairs: num_levels 0."""
+    keep_best: bool = True
+    """Keep the policy with the highest mean return in checkpoints/best.ckpt."""
+    stop_at: float | None = None
+    """End training when the mean return of an evaluation reaches this."""
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """Logs besides progress.csv."""
 
@@ -255,6 +276,7 @@ class TrainConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     aux: AuxiliaryConfig = field(default_factory=AuxiliaryConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @property
