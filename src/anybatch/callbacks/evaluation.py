@@ -32,8 +32,8 @@ class PeriodicEvaluation(Callback):
     normalised by the training's statistics, which evaluation does not change. Environments and seeds are separate, and
     new each time: training with and without evaluation gives the same bytes.
 
-    It adds the columns ``eval_return``, ``eval_return_stderr`` (standard error), ``eval_length``, ``eval_unfinished``
-    (with ``max_steps``), and ``seconds_evaluation``.
+    It adds the columns ``eval_return``, ``eval_return_stderr`` (standard error), ``eval_length``, ``eval_info_KEY`` for
+    the keys of ``env.info_keys``, ``eval_unfinished`` (with ``max_steps``), and ``seconds_evaluation``.
     """
 
     def __init__(self, config: EvalConfig) -> None:
@@ -49,9 +49,8 @@ class PeriodicEvaluation(Callback):
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         assert self._env_steps is not None
         number, start = run.env_steps // self._every, time.perf_counter()
-        columns = dict.fromkeys(_COLUMNS, math.nan)
-        if self._config.max_steps is not None:
-            columns["eval_unfinished"] = math.nan
+        names = [*_COLUMNS, *(f"eval_info_{key}" for key in run.config.env.info_keys)]
+        columns = dict.fromkeys(names if self._config.max_steps is None else [*names, "eval_unfinished"], math.nan)
         if number > self._env_steps // self._every:
             columns |= self._evaluate(run, number)
         row |= {**columns, "seconds_evaluation": round(time.perf_counter() - start, 4)}
@@ -73,6 +72,7 @@ class PeriodicEvaluation(Callback):
             )
         numbers = (result.mean, result.standard_error, result.mean_length)
         columns = dict(zip(_COLUMNS, numbers, strict=True))
+        columns |= {f"eval_info_{key}": result.mean_info(key) for key in env.info_keys}
         return columns if config.max_steps is None else {**columns, "eval_unfinished": result.unfinished}
 
     def state_dict(self) -> State:

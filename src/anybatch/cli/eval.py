@@ -35,10 +35,15 @@ def main(
     def play(env: EnvChoice) -> Evaluation:
         return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
 
+    def show(label: str, result: Evaluation) -> None:
+        print(f"{label}: {result}")
+        for key in result.info:
+            print(f"mean {key}: {result.mean_info(key):.4g}")
+
     policy = load_policy(run, best=best, device=device, trust_code=trust_code)
     unseen = unseen_levels(policy.config.env)
     label = "mean return" if unseen is None else "mean return on training levels"
-    print(f"{label}: {play(None)}")
+    show(label, play(None))
     if unseen is not None:
-        print(f"mean return on unseen levels: {play(unseen)}")
+        show("mean return on unseen levels", play(unseen))
     return 0

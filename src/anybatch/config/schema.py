@@ -24,6 +24,9 @@ class EnvConfig:
     """Options of the environment, as pairs: num_levels 200 start_level 0."""
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where a time limit ends an episode; None means yes, except for Procgen."""
+    info_keys: tuple[str, ...] = ()
+    """Keys of the environment's info, numbers such as is_success: their mean at the end of the last 100 episodes is the
+    column info_KEY."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None

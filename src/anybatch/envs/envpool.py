@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.qt import load_qt
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError, shown
@@ -103,6 +103,8 @@ class EnvPoolVectorEnv:
     finished environments at once avoids such rows. EnvPool's state cannot be saved.
     """
 
+    episode_info: EpisodeInfo | None = None
+
     def __init__(
         self,
         task_id: str,
@@ -172,11 +174,14 @@ class EnvPoolVectorEnv:
         self._observations.check_finite(observation)
         final_index = np.flatnonzero(truncated & ~terminated)
         final = take(observation, final_index) if len(final_index) else None
+        if self.episode_info is not None:
+            self.episode_info.take_batch(info, terminated | truncated)
         done = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(done):
             write(observation, done, self._reset(done))
         self._last = observation
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        numbers = None if self.episode_info is None else self.episode_info.pop()
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> None:
         """Return None, because EnvPool has no access to its state."""

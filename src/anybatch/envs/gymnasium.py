@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from anybatch.envs import snapshot
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
@@ -24,6 +24,7 @@ class GymnasiumLoop:
     """
 
     bootstrap_truncated = True
+    episode_info: EpisodeInfo | None = None
 
     def __init__(self, make_env: Callable[[], gymnasium.Env[Any, Any]], seeds: Sequence[int], *, env_id: str) -> None:
         """`seeds`: one for each of the N environments."""
@@ -65,9 +66,11 @@ class GymnasiumLoop:
         index, self._steps = 0, self._steps + 1
         try:
             for index, env in enumerate(self._envs):
-                raw, one_reward, terminated[index], truncated[index], _ = step_one(env, native[index], self._env_id)
+                raw, one_reward, terminated[index], truncated[index], info = step_one(env, native[index], self._env_id)
                 reward[index] = self._scalar(one_reward, index)
                 if terminated[index] or truncated[index]:
+                    if self.episode_info is not None:
+                        self.episode_info.take(info, index)
                     if not terminated[index]:
                         # Copied before the reset, which may reuse the environment's own array.
                         final = self._observations.empty(self.num_envs) if final is None else final
@@ -84,7 +87,8 @@ class GymnasiumLoop:
         if final is not None:
             final = take(final, final_index)
             self._observations.check_finite(final, final_index)
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        numbers = None if self.episode_info is None else self.episode_info.pop()
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> dict[str, Any] | None:
         """The state of all environments, or None if one of them cannot be saved."""

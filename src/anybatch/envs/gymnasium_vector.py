@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
@@ -29,6 +29,7 @@ class GymnasiumVector:
     """
 
     bootstrap_truncated = True
+    episode_info: EpisodeInfo | None = None
 
     def __init__(
         self,
@@ -83,6 +84,9 @@ class GymnasiumVector:
         terminated = self._vector(raw_terminated, np.bool_, "terminations")
         truncated = self._vector(raw_truncated, np.bool_, "truncations")
         check_reward(reward, self._env_id)
+        if self.episode_info is not None:
+            ends = infos.get("final_info", infos) if self._same_step else infos
+            self.episode_info.take_batch(ends, terminated | truncated)
         final_index = np.flatnonzero(truncated & ~terminated)
         final: Observation | None = None
         if self._same_step:
@@ -100,7 +104,8 @@ class GymnasiumVector:
                 raw, _ = self._call(lambda: call_reset(self._env.reset, self._env_id, options=options))
                 observation = self._batch(raw)
         self._last = observation
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        numbers = None if self.episode_info is None else self.episode_info.pop()
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> dict[str, Any] | None:
         """The result of the environment's method `get_state()`; None if it has none."""

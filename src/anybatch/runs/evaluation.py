@@ -92,6 +92,8 @@ class Evaluation:
     """Steps of each complete episode."""
     unfinished_returns: list[float] = field(default_factory=list)
     """Return so far of each episode that ``max_steps`` cut."""
+    info: dict[str, list[float]] = field(default_factory=dict)
+    """For each key of env.info_keys its number at the end of each complete episode that had one."""
 
     @property
     def unfinished(self) -> int:
@@ -113,6 +115,10 @@ class Evaluation:
     def mean_length(self) -> float:
         """Mean number of steps of the complete episodes; NaN if there is none."""
         return float(np.mean(self.lengths)) if self.lengths else math.nan
+
+    def mean_info(self, key: str) -> float:
+        """Mean of the numbers of a key; NaN if there is none."""
+        return float(np.mean(self.info[key])) if self.info.get(key) else math.nan
 
     def __str__(self) -> str:
         """``mean +- standard error (episodes)``, and the number of unfinished ones if there are any."""
@@ -289,6 +295,9 @@ def _play(
             for index in np.flatnonzero(playing & step.done):
                 result.returns.append(float(total[index]))
                 result.lengths.append(int(length[index]))
+                for key, numbers in (step.episode_info or {}).items():
+                    if not np.isnan(numbers[index]):
+                        result.info.setdefault(key, []).append(float(numbers[index]))
             cut = playing & ~step.done & (length >= max_steps)
             result.unfinished_returns.extend(total[cut].tolist())
             over = playing & (step.done | cut)

@@ -89,6 +89,7 @@ class Run:
         self._row: Row | None = None
         self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
+        self._info = {key: deque[float](maxlen=min(_WINDOWS.values())) for key in config.env.info_keys}
         if state is not None:
             self._load_state_dict(state)
         self._quiet = quiet
@@ -141,6 +142,8 @@ class Run:
         self.episodes += len(sampled.episode_returns)
         self._returns.extend(sampled.episode_returns)
         self._lengths.extend(sampled.episode_lengths)
+        for key, numbers in self._info.items():
+            numbers.extend(sampled.episode_info.get(key, []))
         recent = list(self._returns)
         self._row = {
             "iteration": self.iteration,
@@ -150,6 +153,7 @@ class Run:
             **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
             "mean_episode_length": _mean(self._lengths),
             "episodes": self.episodes,
+            **{f"info_{key}": _mean([x for x in numbers if x == x]) for key, numbers in self._info.items()},
             **statistics,
             "gradient_steps": self.gradient_steps,
             "step_size": step_size,
@@ -223,6 +227,7 @@ class Run:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "row": None if self._row is None else dict(self._row),
+            "info": {key: list(numbers) for key, numbers in self._info.items()},
             "stopped": self.stopped,
             "callbacks": {} if self.hooks is None else self.hooks.state_dict(),
         }
@@ -234,6 +239,9 @@ class Run:
         self._lengths.extend(state["lengths"])
         self._row = state["row"]
         self.stopped = state.get("stopped")  # checkpoints of before have none
+        for key, numbers in state.get("info", {}).items():
+            if key in self._info:
+                self._info[key].extend(numbers)
 
     def write_config(self) -> None:
         """Write the configuration to config.yaml."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -67,12 +67,16 @@ class Sampled:
     """Sums of raw rewards of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
     """Steps of the episodes that ended."""
+    episode_info: dict[str, list[float]] = field(default_factory=dict)
+    """For each key of env.info_keys its number at the end of these episodes, NaN where there was none."""
 
     def add(self, other: Sampled) -> None:
         """Add the counts of ``other``."""
         self.env_steps += other.env_steps
         self.episode_returns += other.episode_returns
         self.episode_lengths += other.episode_lengths
+        for key, numbers in other.episode_info.items():
+            self.episode_info.setdefault(key, []).extend(numbers)
 
 
 class EpisodeTracker:
@@ -85,12 +89,15 @@ class EpisodeTracker:
         self.first = np.ones(num_envs, dtype=bool)
         self._sampled = Sampled()
 
-    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+    def add(
+        self, reward: np.ndarray, done: np.ndarray, info: Mapping[int, Mapping[str, np.ndarray]] | None = None
+    ) -> np.ndarray:
         """Count T steps of every environment.
 
         Args:
             reward: (N, T) raw rewards.
             done: (N, T) bool, an episode ended with the step.
+            info: for steps with such ends, :attr:`Steps.episode_info`.
 
         Returns:
             (N, T) bool, the step was the first of its episode.
@@ -102,6 +109,8 @@ class EpisodeTracker:
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
             self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
+            for key, numbers in info[t].items() if info else ():
+                self._sampled.episode_info.setdefault(key, []).append(float(numbers[env]))
         for env, begin in enumerate(start):
             self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
         self.lengths += done.shape[1] - start
@@ -234,6 +243,7 @@ def collect(
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
+    infos: dict[int, Mapping[str, np.ndarray]] = {}
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
@@ -244,6 +254,8 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
+        if step.episode_info is not None:
+            infos[t] = step.episode_info
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
     sampler.observation = observation
@@ -261,7 +273,7 @@ def collect(
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
         next_value=_next_value(acted.value, last_value, final_values),
-        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
+        first=torch.from_numpy(sampler.episodes.add(reward, done, infos)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
