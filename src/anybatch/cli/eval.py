@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 
@@ -16,6 +17,7 @@ def main(
     best: bool = False,
     device: str = "auto",
     trust_code: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones.
 
@@ -29,11 +31,15 @@ def main(
         best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         device: cpu, cuda, cuda:N, or auto.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        quiet: Show no progress.
     """
     from anybatch.runs.evaluation import EnvChoice, Evaluation, evaluate, load_policy, unseen_levels
+    from anybatch.system.display import Display
 
     def play(env: EnvChoice) -> Evaluation:
-        return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
+        with nullcontext() if quiet else Display(episodes, "episodes") as shown:
+            progress = None if shown is None else shown.update
+            return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy, progress=progress)
 
     def show(label: str, result: Evaluation) -> None:
         print(f"{label}: {result}")

@@ -1,4 +1,4 @@
-"""Logs of a run: progress.csv, TensorBoard events, Weights & Biases, and a progress bar.
+"""Logs of a run: progress.csv, TensorBoard events, Weights & Biases, and the display of its progress.
 
 Every sink gets one row per iteration, a dictionary from column to number, with `write(row)`, and ends with `close()`.
 """
@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import threading
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +17,7 @@ from anybatch.errors import AnybatchError
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import ProgressLog, Row, as_text, read_progress
 from anybatch.system import atomic_files as atomic
+from anybatch.system.display import Display
 
 
 class Sink(Protocol):
@@ -97,52 +96,28 @@ class WandbLog:
         self._run.finish()
 
 
-class ProgressBar:
-    """Progress, environment steps per second, mean return and time left, on standard error if it is a terminal."""
+class ProgressDisplay:
+    """Progress, environment steps per second, mean return, time so far and time left, on standard error."""
 
     def __init__(self, total_env_steps: int, *, start_env_steps: int = 0) -> None:
-        self._total = total_env_steps
-        self._start = start_env_steps
-        self._began = time.monotonic()
-        self._bar: Any = None
-        if not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            refresh_per_second=2,
-        )
-        self._task = self._bar.add_task("starting", total=total_env_steps, completed=start_env_steps)
-        self._bar.start()
+        self._display = Display(total_env_steps, "steps", done=start_env_steps)
+        self._evaluated = ""
 
     def write(self, row: Row) -> None:
-        """Move the bar to the row's environment steps."""
-        if self._bar is None:
-            return
-        steps = int(row["env_steps"])
-        # rich estimates the rate over the last 30 seconds, and an iteration can take longer
-        rate = (steps - self._start) / max(time.monotonic() - self._began, 1e-9)
+        """Move on to the row's environment steps."""
         shown = as_text(row.get("mean_episode_return"))
+        if as_text(row.get("eval_return")):
+            self._evaluated = f"  evaluation {float(row['eval_return']):.2f}"
         mean_return = f"{float(shown):.2f}" if shown else "-"
-        text = f"{rate:,.0f} steps/s  return {mean_return}  {_left(self._total - steps, rate)}"
-        self._bar.update(self._task, completed=min(steps, self._total), description=text)
+        self._display.update(int(row["env_steps"]), f"return {mean_return}{self._evaluated}")
 
     def note(self, text: str) -> None:
         """Show a text while no environment steps are made; the next row replaces it."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=text)
+        self._display.note(text)
 
     def close(self) -> None:
-        """Stop the bar and release the terminal."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Release the terminal."""
+        self._display.close()
 
 
 class Logs:
@@ -164,9 +139,9 @@ class Logs:
             sink.write(row)
 
     def note(self, text: str) -> None:
-        """Show a text on the progress bar until the next row."""
+        """Show a text as the progress until the next row."""
         for sink in self._sinks:
-            if isinstance(sink, ProgressBar):
+            if isinstance(sink, ProgressDisplay):
                 sink.note(text)
 
     def close(self) -> None:
@@ -208,13 +183,6 @@ def open_logs(
         if config.tensorboard:
             sinks.append(keep(TensorBoardLog(run_dir, purge_step=env_steps + 1 if redone or env_steps else None)))
         if not quiet:
-            sinks.append(keep(ProgressBar(total_env_steps, start_env_steps=env_steps)))
+            sinks.append(keep(ProgressDisplay(total_env_steps, start_env_steps=env_steps)))
         opened.pop_all()
     return Logs(sinks, earlier)
-
-
-def _left(steps: float, rate: float) -> str:
-    if rate <= 0:
-        return "ETA -"
-    seconds = round(max(steps, 0) / rate)
-    return f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

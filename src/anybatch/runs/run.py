@@ -258,7 +258,7 @@ class Run:
             self.message(text)
 
     def show_status(self, text: str) -> None:
-        """Show on the progress bar what is going on between two rows."""
+        """Show what is going on between two rows."""
         if self._logs is not None:
             self._logs.note(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def record(
     seed: int = 0,
     fps: int = 15,
     max_steps: int = 3000,
+    progress: Callable[[int, int], object] | None = None,
 ) -> int:
     """Record episodes of a policy as a video.
 
@@ -46,6 +48,7 @@ def record(
         seed: seed of environment and actions.
         fps: frames per second.
         max_steps: maximum length of the video in environment steps.
+        progress: called with the numbers of ended episodes and of frames after every step.
 
     Returns:
         Number of frames.
@@ -76,6 +79,8 @@ def record(
             observation = step.observation
             ended += int(step.done[0])
             frames.append(_frame(games, config.id))
+            if progress is not None:
+                progress(ended, len(frames))
     finally:
         games.close()
     video.parent.mkdir(parents=True, exist_ok=True)

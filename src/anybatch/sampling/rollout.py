@@ -87,17 +87,16 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs, dtype=np.float64)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.first = np.ones(num_envs, dtype=bool)
+        self.info: list[Mapping[str, np.ndarray] | None] = []
+        """:attr:`Steps.episode_info` of the T steps that :meth:`add` counts next; empty if there is none."""
         self._sampled = Sampled()
 
-    def add(
-        self, reward: np.ndarray, done: np.ndarray, info: Mapping[int, Mapping[str, np.ndarray]] | None = None
-    ) -> np.ndarray:
+    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
         """Count T steps of every environment.
 
         Args:
             reward: (N, T) raw rewards.
             done: (N, T) bool, an episode ended with the step.
-            info: for steps with such ends, :attr:`Steps.episode_info`.
 
         Returns:
             (N, T) bool, the step was the first of its episode.
@@ -109,13 +108,14 @@ class EpisodeTracker:
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
             self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
-            for key, numbers in info[t].items() if info else ():
+            for key, numbers in (self.info[t] or {}).items() if self.info else ():
                 self._sampled.episode_info.setdefault(key, []).append(float(numbers[env]))
         for env, begin in enumerate(start):
             self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
         self.lengths += done.shape[1] - start
         self.first = done[:, -1].copy()
         self._sampled.env_steps += done.size
+        self.info.clear()
         return first
 
     def drain(self) -> Sampled:
@@ -128,6 +128,7 @@ class EpisodeTracker:
         self.returns[:] = 0
         self.lengths[:] = 0
         self.first = np.ones_like(self.first)
+        self.info.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """State for a checkpoint."""
@@ -243,7 +244,6 @@ def collect(
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
-    infos: dict[int, Mapping[str, np.ndarray]] = {}
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
@@ -254,8 +254,7 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
-        if step.episode_info is not None:
-            infos[t] = step.episode_info
+        sampler.episodes.info.append(step.episode_info)
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
     sampler.observation = observation
@@ -273,7 +272,7 @@ def collect(
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
         next_value=_next_value(acted.value, last_value, final_values),
-        first=torch.from_numpy(sampler.episodes.add(reward, done, infos)).to(device),
+        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
