@@ -227,32 +227,6 @@ def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeyp
             logs.open_logs(tmp_path, LogConfig(wandb=True), 1024)
 
 
-def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
-    calls = []
-
-    class Run:
-        def define_metric(self, name, step_metric):
-            calls.append((name, step_metric))
-
-        def log(self, row):
-            calls.append(row)
-
-        def finish(self):
-            calls.append("finish")
-
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **options: calls.append(options["id"]) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    config = LogConfig(tensorboard=False, wandb=True)
-    for i in (1, 2):
-        with logs.open_logs(tmp_path, config, 1024, quiet=True) as run:
-            run.write({"iteration": i, "env_steps": 256 * i, "kl_behavior": math.nan})
-    start = [calls[0], ("*", "env_steps")]
-    first = [*start, {"iteration": 1.0, "env_steps": 256.0}, "finish"]
-    second = [*start, {"iteration": 2.0, "env_steps": 512.0}, "finish"]
-    assert calls == first + second
-
-
 def test_closing_goes_on_after_a_sink_fails(tmp_path):
     class Broken:
         def write(self, row): ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,13 +63,14 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """A Weights & Biases run, which is continued when the run is resumed."""
+    """A Weights & Biases run with the run's configuration, which is continued when the run is resumed."""
 
-    def __init__(self, run_dir: Path, project: str) -> None:
+    def __init__(self, run_dir: Path, project: str, config: Mapping[str, Any]) -> None:
         try:
             import wandb
 
-            start = wandb.init  # a folder called wandb beside the program can be imported, too, as an empty package
+            # a folder called wandb beside the program can be imported, too, as an empty package
+            start, refused = wandb.init, wandb.errors.Error
         except (ImportError, AttributeError):
             raise AnybatchError(
                 "Logging to Weights & Biases needs the package wandb, which is not installed: "
@@ -78,13 +79,21 @@ class WandbLog:
         identity = Path(run_dir) / "wandb-id.txt"
         if not identity.exists():
             atomic.write_text(identity, secrets.token_hex(4) + "\n")
-        self._run: Any = start(
-            project=project,
-            name=Path(run_dir).resolve().name,
-            id=identity.read_text().strip(),
-            dir=str(run_dir),
-            resume="allow",
-        )
+        try:
+            self._run: Any = start(
+                project=project,
+                name=Path(run_dir).resolve().name,
+                id=identity.read_text().strip(),
+                dir=str(run_dir),
+                resume="allow",
+                config=dict(config),
+                allow_val_change=True,  # config.yaml may have been edited since
+            )
+        except refused as error:
+            raise AnybatchError(
+                f"Weights & Biases does not start: {str(error).splitlines()[0]}; with WANDB_MODE=offline in the "
+                "environment it writes to the run folder, and `wandb sync` uploads that later"
+            ) from error
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, row: Row) -> None:
@@ -158,10 +167,17 @@ class Logs:
 
 
 def open_logs(
-    run_dir: Path, config: LogConfig, total_env_steps: int, quiet: bool = False, *, resume_after: int | None = None
+    run_dir: Path,
+    config: LogConfig,
+    total_env_steps: int,
+    quiet: bool = False,
+    *,
+    resume_after: int | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Logs:
     """Open the sinks of a configuration in the run's folder.
 
+    `recorded` is what Weights & Biases shows as the run's configuration.
     `resume_after` is the last iteration that a resumed run keeps, or None for none. Later rows are moved from
     progress.csv to progress-lost.csv, and later TensorBoard events are hidden.
     """
@@ -179,7 +195,7 @@ def open_logs(
         earlier = read_progress(progress.path)
         env_steps = int(max(earlier.get("env_steps", []), default=0))
         if config.wandb:
-            sinks.append(keep(WandbLog(run_dir, config.wandb_project)))
+            sinks.append(keep(WandbLog(run_dir, config.wandb_project, recorded or {})))
         if config.tensorboard:
             sinks.append(keep(TensorBoardLog(run_dir, purge_step=env_steps + 1 if redone or env_steps else None)))
         if not quiet:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anybatch._version import __version__
-from anybatch.config.io import from_dict, read_yaml, to_yaml
+from anybatch.config.io import from_dict, read_yaml, to_dict, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
 from anybatch.diagnostics.doctor import LiveDoctor
@@ -97,7 +97,10 @@ class Run:
         self._logs: Logs | None = None
         if is_main():
             last_row = None if state is None else self.iteration - self.iteration_is_open
-            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row)
+            recorded = {**to_dict(config), "seed": seed}
+            self._logs = open_logs(
+                folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row, recorded=recorded
+            )
         self._clock = time.monotonic()
         self._checkpoint_at = time.monotonic()
 
