@@ -33,24 +33,29 @@ class Callbacks:
         self._any = from_main(bool(callbacks))  # the others may have been given none
         self._run = run
         self._context = context
+        self._started: list[Callback] = []
         self.repeatable = True
         """Whether an interrupted :meth:`after_iteration` may be called again, because no callback has returned."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Start the callbacks; end them when the block has ended, however it ends."""
-        self._call("start", lambda callback: callback.start(self._context))
+
+        def start(callback: Callback) -> None:
+            self._started.append(callback)
+            callback.start(self._context)
+
         interrupted = None
         try:
+            self._call("start", start)
             yield
         except Interrupted as request:
             interrupted = request
         except BaseException as error:
-            self._context.error = error
             if is_main():
                 self._end_after(error)
             raise
-        self._call("end", lambda callback: callback.end(self._context))
+        self._end()
         if interrupted is not None:
             raise interrupted
 
@@ -101,8 +106,7 @@ class Callbacks:
         return sentences + [f"the callback {name} starts anew: the checkpoint does not have its state" for name in new]
 
     def _call(self, method: str, call: Callable[[Callback], None]) -> None:
-        if not self._any:
-            return
+        """Call all on worker 0, and end with the same outcome on every worker."""
 
         def call_all() -> tuple[str | None, bool, bool]:
             repeatable = True
@@ -115,13 +119,30 @@ class Callbacks:
                 return self._context.stop_reason, True, repeatable
             return self._context.stop_reason, False, repeatable
 
-        self._run.stopped, interrupted, self.repeatable = on_main(call_all, patient=True)
-        if interrupted:
-            raise Interrupted
+        if self._any:
+            self._run.stopped, interrupted, self.repeatable = on_main(call_all, patient=True)
+            if interrupted:
+                raise Interrupted
+
+    def _end(self) -> None:
+        """End the callbacks on worker 0; each is ended, whatever another one raises."""
+
+        def end(callback: Callback) -> None:
+            with self._naming(callback, "end"):
+                callback.end(self._context)
+
+        def end_all() -> None:
+            with contextlib.ExitStack() as last_first:
+                for callback in reversed(self._started):
+                    last_first.callback(end, callback)
+
+        if self._any:
+            on_main(end_all, patient=True)
 
     def _end_after(self, error: BaseException) -> None:
         """End the callbacks after an error, which matters more than theirs."""
-        for callback in self._named.values():
+        self._context.error = error
+        for callback in self._started:
             try:
                 with self._naming(callback, "end"):
                     callback.end(self._context)

@@ -47,7 +47,8 @@ all options: --help all; or --help SECTION, with SECTION one of
   rollout, reward      length and source of rollouts; reward normalisation
   advantage, policy    advantage estimation; objective and proximal policy
   optimizer, aux       optimiser and minibatches; auxiliary phase (PPG)
-  log, scaling         logs; adjustments to a changed batch"""
+  eval, log            evaluation while training; logs
+  scaling              adjustments to a changed batch"""
 
 
 @dataclass(frozen=True)
