@@ -83,12 +83,16 @@ def record(
                 progress(ended, len(frames))
     finally:
         games.close()
+    _write(video, frames, fps, imageio)
+    return len(frames)
+
+
+def _write(video: Path, frames: list[Any], fps: int, imageio: Any) -> None:
     video.parent.mkdir(parents=True, exist_ok=True)
     if video.suffix == ".gif":
         imageio.mimsave(video, frames, duration=1000 / fps, loop=0)
     else:
         imageio.mimsave(video, frames, fps=fps, macro_block_size=2)
-    return len(frames)
 
 
 def _frame(env: VectorEnv, env_id: str) -> np.ndarray:

@@ -88,7 +88,7 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.first = np.ones(num_envs, dtype=bool)
         self.info: list[Mapping[str, np.ndarray] | None] = []
-        """:attr:`Steps.episode_info` of the T steps that :meth:`add` counts next; empty if there is none."""
+        """``Steps.episode_info`` of the T steps that :meth:`add` counts next; empty if there is none."""
         self._sampled = Sampled()
 
     def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
