@@ -185,6 +185,13 @@ def test_other_options_and_a_limit(tmp_path: Path) -> None:
     assert found["eval_unfinished"][1] == EPISODES and math.isnan(found["eval_return"][1])
 
 
+def test_an_environment_that_cannot_be_made_is_reported_before_training(tmp_path: Path) -> None:
+    options = {"eval.options": {"max_episode_step": 15}}
+    with pytest.raises(ConfigError, match=r"env\.options has 'max_episode_step', and gym:Pendulum-v1 takes only"):
+        train(evaluating(VARIANTS["normalised"], **options), tmp_path / "run", quiet=True)
+    assert read_progress(tmp_path / "run" / "progress.csv") == {}
+
+
 # ---------------------------------------------------------------- resume
 
 
@@ -204,7 +211,7 @@ def test_an_evaluation_that_is_interrupted_is_repeated(tmp_path: Path) -> None:
     begin()
     train(config, whole, quiet=True)
     begin()
-    Noisy.interrupt_at = 5  # 0 to 3 are training's, then come those of the first evaluation
+    Noisy.interrupt_at = 6  # 0 to 3 are training's, 4 is made at the start, 5 to 7 evaluate
     try:
         assert train(config, out, quiet=True).interrupted
     finally:

@@ -10,13 +10,14 @@ from typing import Any
 
 from anybatch.callbacks.callback import Callback
 from anybatch.callbacks.context import RunContext
-from anybatch.config.schema import EvalConfig
+from anybatch.config.schema import EnvConfig, EvalConfig
 from anybatch.distributed.random_state import separate_random_states
 from anybatch.distributed.state import State
+from anybatch.envs.factory import make
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
 from anybatch.runs.build import stream_seed
-from anybatch.runs.evaluation import evaluate
+from anybatch.runs.evaluation import check_spaces, evaluate
 from anybatch.runs.files import BEST, CHECKPOINTS
 from anybatch.runs.saved_spaces import SavedSpaces
 
@@ -45,6 +46,13 @@ class PeriodicEvaluation(Callback):
     def start(self, run: RunContext) -> None:
         if self._env_steps is None:
             self._env_steps = run.env_steps
+        env = self._env(run)
+        with separate_random_states(0, run.device):  # an environment that cannot be made is reported at once
+            games = make(env, 1, 0)
+            try:
+                check_spaces(run.policy(), games, env.id)
+            finally:
+                games.close()
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         assert self._env_steps is not None
@@ -59,7 +67,7 @@ class PeriodicEvaluation(Callback):
     def _evaluate(self, run: RunContext, number: int) -> dict[str, float]:
         """Columns of one evaluation, the ``number``-th."""
         config, seed = self._config, stream_seed(run.seed, "evaluation", 0, number)
-        env = replace(run.config.env, options={**run.config.env.options, **config.options})
+        env = self._env(run)
         with separate_random_states(seed, run.device):
             result = evaluate(
                 run.policy(),
@@ -74,6 +82,10 @@ class PeriodicEvaluation(Callback):
         columns = dict(zip(_COLUMNS, numbers, strict=True))
         columns |= {f"eval_info_{key}": result.mean_info(key) for key in env.info_keys}
         return columns if config.max_steps is None else {**columns, "eval_unfinished": result.unfinished}
+
+    def _env(self, run: RunContext) -> EnvConfig:
+        trained = run.config.env
+        return replace(trained, options={**trained.options, **self._config.options})
 
     def state_dict(self) -> State:
         return {} if self._env_steps is None else {"env_steps": self._env_steps}
