@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports docs notebook check golden bench bench-small bench-micro bench-peers growth chaos lock clean
+.PHONY: help demo install test lint types imports docs printed notebook check golden bench bench-small bench-micro bench-peers growth chaos foreign lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -38,6 +38,9 @@ imports: $(VENV)/.installed-dev ## import-linter: imports point one way
 docs: $(VENV)/.installed-dev ## build the documentation site into site/, strictly
 	@$(BIN)/zensical build --strict --clean
 
+printed: $(VENV)/.installed-dev ## everything in the documentation that a command printed, and the figures, from the stored results
+	@$(BIN)/python tools/printed.py
+
 notebook: $(VENV)/.installed-dev ## run the notebook from top to bottom
 	@$(BIN)/python -m pytest --nbmake notebooks -p no:xdist -q
 
@@ -65,6 +68,9 @@ growth: $(VENV)/.installed-dev ## cost and memory as runs get larger; seconds to
 
 chaos: $(VENV)/.installed-dev ## kills, signals, full disks, mutated files, odd environments at random for ten minutes (Linux)
 	@$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+foreign: $(VENV)/.installed-dev ## test suites of Stable-Baselines3 and rsl_rl with our classes (ARGS="rsl_rl=CHECKOUT")
+	@$(BIN)/python tools/foreign.py $(ARGS)
 
 # A venv that is there but broken (an interrupted first run, a Python that was removed) is made again.
 define make_venv

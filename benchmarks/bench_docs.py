@@ -1,18 +1,17 @@
-"""Write the newest measurements into docs/performance.md, between its markers.
+"""Print the newest measurements as a table for docs/performance.md, where `make printed` puts it.
 
-make bench bench-small && .venv/bin/python benchmarks/bench_docs.py
+make bench bench-small printed
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from bench_common import RESULTS, ROOT
+from bench_common import RESULTS
 
-PAGE = ROOT / "docs" / "performance.md"
 _MODES = {"core": "one core", "threads": "two cores, two threads", "ranks": "two cores, two workers"}
 
 
@@ -28,15 +27,15 @@ def newest(path: Path, *, gpu: bool = False) -> dict[str, Any] | None:
 def speed(record: dict[str, Any]) -> str:
     """The table of `make bench`, in Markdown, with the machine below it."""
     lines = [
-        "| | algorithm | environments | steps/s | limit | fraction | EWMA | peak memory | where the time goes |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---|",
+        "| | algorithm | environments | steps/s / limit | fraction | EWMA | MiB | where the time goes |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for row in record["rows"]:
         where = ", ".join(f"{name} {share:.0%}" for name, share in row["where"].items() if share >= 0.005)
         ratio = f"{row['ewma_ratio']:.2f}" if "ewma_ratio" in row else ""
         lines.append(
-            f"| {_MODES.get(row['mode'], row['mode'])} | {row['algorithm']} | {row['num_envs']} | {row['rate']:,.0f} | "
-            f"{row['limit']:,.0f} | {row['fraction']:.2f} | {ratio} | {row['peak_mib']:,.0f} MiB | {where} |"
+            f"| {_MODES.get(row['mode'], row['mode'])} | {row['algorithm']} | {row['num_envs']} | {row['rate']:,.0f} / "
+            f"{row['limit']:,.0f} | {row['fraction']:.2f} | {ratio} | {row['peak_mib']:,.0f} | {where} |"
         )
     return "\n".join([*lines, "", machine(record)])
 
@@ -75,28 +74,23 @@ def machine(record: dict[str, Any]) -> str:
     )
 
 
-def filled(page: str, tables: dict[str, str]) -> str:
-    """The page with each table between its markers, ``<!-- NAME -->`` and ``<!-- end -->``; others stay."""
-    for name, table in tables.items():
-        pattern = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)"
-        page, count = re.subn(
-            pattern, lambda found, table=table: f"{found[1]}\n{table}\n\n{found[2]}", page, flags=re.S
-        )
-        if count != 1:
-            raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}, but must have one")
-    return page
+TABLES = {
+    "bench": ("bench.jsonl", speed),
+    "networks": ("bench.jsonl", networks),
+    "bench-small": ("bench_small.jsonl", small),
+}
 
 
 def main() -> None:
-    tables = {}
-    if cpu := newest(RESULTS / "bench.jsonl"):
-        tables |= {"bench": speed(cpu), "networks": networks(cpu)}
-    if gpu := newest(RESULTS / "bench.jsonl", gpu=True):
-        tables["gpu"] = speed(gpu)
-    if few := newest(RESULTS / "bench_small.jsonl"):
-        tables["bench-small"] = small(few)
-    PAGE.write_text(filled(PAGE.read_text(), tables))
-    print(f"wrote {', '.join(tables) or 'nothing'}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--gpu", action="store_true", help="the newest measurement on a GPU")
+    arguments = parser.parse_args()
+    file, table = TABLES[arguments.table]
+    record = newest(RESULTS / file, gpu=arguments.gpu)
+    if record is None:
+        raise SystemExit(f"results/performance/{file} has no such measurement")
+    print(table(record))
 
 
 if __name__ == "__main__":

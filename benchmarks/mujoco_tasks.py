@@ -24,9 +24,9 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
-from anybatch.reproduce.plots import BLACK, BLUE, GREEN, VERMILION, figure, in_millions
+from anybatch.reproduce.plots import BLACK, BLUE, figure, in_millions
 from anybatch.reproduce.stacked import RunResult, launch, read_result, result_path
-from anybatch.reproduce.style import LABELS
+from anybatch.reproduce.style import LABELS, gradient, legend
 from anybatch.reproduce.suites.ladder import ABLATIONS, RULES, without_ewma
 from anybatch.scaling import scale
 
@@ -37,7 +37,7 @@ STEP_SIZES = (3e-4, 1e-3, 3e-3)
 ENVS = (64, 16, 4, 1)
 VARIANTS = ("all", *ABLATIONS)
 SHORT = 300_000
-TUNED_STEP_SIZE = 1e-3
+TUNED_STEP_SIZE = 3e-3
 CLEANRL = {
     "HalfCheetah-v4": (1442.64, 46.03),
     "Hopper-v4": (2382.86, 271.74),
@@ -181,20 +181,19 @@ def draw_ladder(results: dict[str, list[RunResult]]) -> None:
     """A row of panels for each task, a panel for each variant, a line for each batch."""
     tasks = [task for task in LADDER_TASKS if any(label.startswith(task) for label in results)]
     panels = [(task, variant) for task in tasks for variant in VARIANTS]
-    colors = (BLACK, BLUE, GREEN, VERMILION)
     with figure(
         RESULTS / "ladder.png", len(panels), columns=len(VARIANTS), width=2.6, height=2.3, label="return"
     ) as axes:
         for panel, (task, variant) in zip(axes, panels, strict=True):
-            for envs, color in zip(ENVS, colors, strict=True):
+            for envs, color in zip(ENVS, gradient(len(ENVS)), strict=True):
                 runs = results.get(f"{task} {envs} {variant}") or results.get(f"{task} {envs} all")
                 if runs:
                     steps, mean, error = curve(runs)
                     panel.plot(steps, mean, color=color, label=f"{envs} environment{'s' * (envs > 1)}")
                     panel.fill_between(steps, mean - error, mean + error, color=color, alpha=0.15, linewidth=0)
-            panel.set_title(f"{task.removesuffix('-v4')}: {LABELS[variant]}", fontsize=8)
+            panel.set_title(f"{task.removesuffix('-v4')}\n{LABELS[variant]}", fontsize=9)
             in_millions(panel)
-        axes[0].legend(fontsize=6)
+        legend(axes)
 
 
 def main() -> None:

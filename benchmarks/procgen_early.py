@@ -5,7 +5,7 @@
     python benchmarks/procgen_early.py draw
     python benchmarks/procgen_early.py draw --preset ppg
 
-``run`` trains a preset with all 256 environments, game after game, and goes on where it was interrupted. ``draw``
+``run`` trains a preset with all 256 environments, game after game, and continues where it was interrupted. ``draw``
 copies the progress of every run into results/procgen-early/ and draws it over the published curves.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from anybatch.config.io import override
 from anybatch.presets import PRESETS
 from anybatch.reproduce.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.reproduce.style import legend
 from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
 
@@ -69,7 +70,9 @@ def draw(preset: str, runs: Path, results: Path) -> None:
         keep_progress(folder, results)
     curves = {path.name.removesuffix(".csv"): read_progress(path) for path in sorted(results.glob(f"{preset}-*.csv"))}
     games = list(dict.fromkeys(name.removeprefix(f"{preset}-").split("-")[0] for name in curves))
-    with figure(results / f"{preset}.png", len(games), width=3.4, height=2.9) as axes:
+    with figure(
+        results / f"{preset}.png", len(games), width=3.4, height=2.7, label="mean return,\nlast 400 episodes"
+    ) as axes:
         for panel, game in zip(axes, games, strict=True):
             theirs = published(algorithm, game)
             ours = {name: curve for name, curve in curves.items() if f"-{game}-" in name}
@@ -85,10 +88,8 @@ def draw(preset: str, runs: Path, results: Path) -> None:
                 panel.plot(curve["env_steps"], curve["mean_episode_return_400"], color=color, label=label)
                 report(name, curve, theirs)
             panel.set_title(f"{game}, hard")
-            panel.set_ylabel("mean return, last 400 episodes")
-            panel.legend(fontsize=7)
             in_millions(panel)
-    print(f"wrote {results / f'{preset}.png'}")
+        legend(axes)
 
 
 def report(name: str, curve: dict[str, list[float]], theirs: dict[int, list[float]]) -> None:

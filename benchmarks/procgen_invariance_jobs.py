@@ -51,7 +51,8 @@ class Job:
             step_size=STEP_SIZE,
             total_env_steps=TOTAL,
             **{
-                "model.encoder": "narrow_impala:NarrowImpala",
+                "model.encoder": "impala",
+                "model.options": {"channels": 16, "blocks": 1},
                 "env.threads": 1,
                 "workers": 1,
                 "log.tensorboard": False,

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import t
 
-from anybatch.reproduce import van_elteren
-from anybatch.reproduce.plots import BLUE, GREEN, VERMILION, figure, in_millions
+from anybatch.reproduce import style, van_elteren
+from anybatch.reproduce.plots import BLACK, figure, in_millions
 from anybatch.reproduce.results import fill_gaps
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.tables import markdown
@@ -37,7 +37,7 @@ from procgen_invariance_jobs import (
 BINS, KEPT_BINS = 50, 48
 """Parts of a run, and those shown: in the last two the long episodes are missing, since the run ends before they do."""
 FINAL_BINS = slice(40, KEPT_BINS)
-COLORS = {DEFAULT: BLUE, ADJUSTED: GREEN, UNADJUSTED: VERMILION}
+COLORS = {DEFAULT: BLACK, ADJUSTED: style.COLORS["all"], UNADJUSTED: style.COLORS["none"]}
 
 
 class Finished(NamedTuple):
@@ -188,7 +188,7 @@ def ranks(score: Scores) -> str:
 def draw(path: Path, finished: dict[Job, Finished], score: Scores) -> None:
     """Draw a panel for the mean over games and one for each game."""
     x = (np.arange(KEPT_BINS) + 0.5) * TOTAL / BINS
-    with figure(path, columns=1 + len(GAMES), width=3.2, height=2.8) as panels:
+    with figure(path, 1 + len(GAMES), width=3.2, height=2.8) as panels:
         for arm, color in COLORS.items():
             together = []
             for panel, game in zip(panels[1:], GAMES, strict=True):
@@ -205,7 +205,7 @@ def draw(path: Path, finished: dict[Job, Finished], score: Scores) -> None:
                 panels[0].plot(x, middle, color=color)
                 panels[0].fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
             panels[0].plot([], [], color=color, label=ARMS[arm])
-        panels[0].legend(fontsize=7, loc="lower right")
+        style.legend(panels, columns=3)
         panels[0].set_title("mean over games, 95% interval")
         panels[0].set_ylabel("return (1: final of 64 environments)")
         for panel, game in zip(panels[1:], GAMES, strict=True):

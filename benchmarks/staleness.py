@@ -1,10 +1,10 @@
 """Return against the age of the data: figure 1's three variants and PPO-EWMA, on small tasks (section 5.1).
 
-    python benchmarks/staleness.py run                    # goes on where it stopped; ten minutes on an idle core
-    python benchmarks/staleness.py draw                   # scores.csv.gz, return.png and scores.md in results/staleness
-    python benchmarks/staleness.py draw tuning            # step sizes compared, on seeds that are used for nothing else
-    python benchmarks/staleness.py draw own-step-size     # the largest delay with each variant's own best step size
-    python benchmarks/staleness.py run --seeds 2 --delays 0 2 --env-steps 20000 --runs /tmp/runs      # a quick look
+    python benchmarks/staleness.py run                    # train what is missing, and draw; ten minutes on an idle core
+    python benchmarks/staleness.py draw                   # tables and figure from scores.csv.gz in results/staleness
+    python benchmarks/staleness.py run tuning             # step sizes compared, on seeds that are used for nothing else
+    python benchmarks/staleness.py run own-step-size      # the largest delay with the best step size of each variant
+    python benchmarks/staleness.py run --seeds 2 --delays 0 2 --env-steps 20000 --runs /tmp/runs --results /tmp/results
 
 Runs of one task and delay are trained together, as a stack (:mod:`anybatch.reproduce.stacked`). The delay is the
 artificial one; asynchronous sampling with a deterministic schedule of the same lag gives the same bits.
@@ -35,9 +35,10 @@ from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce import van_elteren
-from anybatch.reproduce.plots import BLUE, GREEN, ORANGE, VERMILION, figure
+from anybatch.reproduce.plots import figure
 from anybatch.reproduce.stacked import RunResult, launch
 from anybatch.reproduce.statistics import band, normalized
+from anybatch.reproduce.style import COLORS, LABELS, NORMALIZED, legend
 from anybatch.reproduce.tables import markdown
 from anybatch.system.atomic_files import write_bytes, write_text
 
@@ -65,11 +66,14 @@ class Task:
 class Variant:
     """A choice of the two policies."""
 
-    label: str
+    name: str
+    """Key of its label and colour in figures."""
     proximal: str
     importance: str
-    colour: str
-    line: str
+
+    @property
+    def label(self) -> str:
+        return LABELS[self.name]
 
 
 TASKS = {
@@ -77,10 +81,10 @@ TASKS = {
     "acrobot": Task("envpool:Acrobot-v1", 5e-4, 0.2, -500.0, -80.0),
 }
 VARIANTS = {
-    "recent": Variant("recent for everything, fig. 1(a)", "recent", "proximal", VERMILION, "--"),
-    "decoupled": Variant("decoupled, fig. 1(b)", "recent", "behavior", BLUE, "-"),
-    "behavior": Variant("behaviour for everything, fig. 1(c)", "behavior", "behavior", ORANGE, ":"),
-    "ewma": Variant("PPO-EWMA", "ewma", "behavior", GREEN, "-."),
+    "recent": Variant("recent", "recent", "proximal"),
+    "decoupled": Variant("decoupled", "recent", "behavior"),
+    "behavior": Variant("behavior", "behavior", "behavior"),
+    "ewma": Variant("ppo-ewma", "ewma", "behavior"),
 }
 SHARED: dict[str, Any] = {
     "total_env_steps": 120_000,
@@ -142,7 +146,15 @@ def best_factor(tuning: Sequence[dict[str, Any]], task: str, variant: str, delay
     return max(means, key=lambda factor: means[factor])
 
 
-def train(arguments: argparse.Namespace) -> list[tuple[dict[str, Any], RunResult]]:
+def final_return(result: RunResult) -> float:
+    """Mean return of the episodes that ended in the last tenth of the environment steps."""
+    steps, episodes, total = (result.columns[name] for name in ("env_steps", "episodes", "episode_return_sum"))
+    first = int(np.searchsorted(steps, (1 - LAST_SHARE) * steps[-1])) - 1
+    return float((total[-1] - total[first]) / (episodes[-1] - episodes[first]))
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train what is missing, write the scores, and draw."""
     torch.set_num_threads(1)
     runs = planned(arguments)
     results = launch(
@@ -152,24 +164,15 @@ def train(arguments: argparse.Namespace) -> list[tuple[dict[str, Any], RunResult
         processes=arguments.processes,
         on_done=lambda done, total: print(f"{done} of {total} runs", flush=True),
     )
-    return [(about, result) for (about, _), result in zip(runs, results, strict=True)]
-
-
-def final_return(result: RunResult) -> float:
-    """Mean return of the episodes that ended in the last tenth of the environment steps."""
-    steps, episodes, total = (result.columns[name] for name in ("env_steps", "episodes", "episode_return_sum"))
-    first = int(np.searchsorted(steps, (1 - LAST_SHARE) * steps[-1])) - 1
-    return float((total[-1] - total[first]) / (episodes[-1] - episodes[first]))
-
-
-def scored(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
-    for about, result in train(arguments):
+    for (about, _), result in zip(runs, results, strict=True):
         if result.diverged:
             raise SystemExit(f"diverged: {about}")
         task, final = TASKS[about["task"]], final_return(result)
         rows.append({**about, "return": final, "score": float(normalized(final, task.low, task.high))})
-    return rows
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    write_scores(arguments.results / f"{arguments.name}.csv.gz", rows)
+    draw(arguments)
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
@@ -252,35 +255,35 @@ def tuning_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw_figure(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     tasks, delays = distinct(rows, "task"), distinct(rows, "delay")
-    with figure(path, len(tasks), width=3.4, height=2.9) as axes:
+    with figure(path, len(tasks), width=3.8, height=2.8, label=f"final {NORMALIZED}") as axes:
         for panel, task in zip(axes, tasks, strict=True):
             for variant in distinct(rows, "variant"):
                 bands = [band(scores_of(rows, task=task, variant=variant, delay=delay)) for delay in delays]
                 mean, sem = (np.array([float(getattr(b, name)) for b in bands]) for name in ("mean", "sem"))
-                look = VARIANTS[variant]
-                panel.plot(delays, mean, look.line, color=look.colour, marker="o", markersize=3, label=look.label)
-                panel.fill_between(delays, mean - sem, mean + sem, color=look.colour, alpha=0.2, linewidth=0)
+                color = COLORS[VARIANTS[variant].name]
+                panel.plot(delays, mean, "o-", color=color, markersize=4, label=VARIANTS[variant].label)
+                panel.fill_between(delays, mean - sem, mean + sem, color=color, alpha=0.2, linewidth=0)
             panel.set_xscale("symlog", base=2, linthresh=1)
             panel.set_xticks(delays, [str(delay) for delay in delays])
-            panel.set(title=TASKS[task].env.removeprefix("envpool:"), xlabel="age of the data (iterations)")
-        axes[0].set_ylabel("final normalised return")
-        axes[0].legend(fontsize=6.5)
+            panel.set_title(task.capitalize())
+            panel.set_xlabel("age of the data (iterations)")
+            panel.set_ylim(-0.05, 1.08)
+        legend(axes, columns=2)
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    rows = scored(arguments)
-    name = "scores" if arguments.what == "delays" else arguments.what
-    if arguments.what == "tuning":
-        text = tuning_table(rows)
-    else:
-        text = f"{score_tables(rows)}\n\n{test_table(rows, 'decoupled')}"
-    if arguments.what == "own-step-size":
-        text = f"{step_size_table(rows)}\n\n{text}"
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    write_scores(arguments.results / f"{name}.csv.gz", rows)
-    write_text(arguments.results / f"{name}.md", text + "\n")
+    """Write the tables and the figure of stored scores."""
+    folder, rows = arguments.results, read_scores(arguments.results / f"{arguments.name}.csv.gz")
+    text = tuning_table(rows) if arguments.what == "tuning" else score_tables(rows)
+    write_text(folder / f"{arguments.name}.md", text + "\n")
+    if arguments.what != "tuning":
+        comparisons = test_table(rows, "decoupled")
+        write_text(folder / f"{arguments.name}-tests.md", comparisons + "\n")
+        text += f"\n\n{comparisons}"
     if arguments.what == "delays":
-        draw_figure(arguments.results / "return.png", rows)
+        draw_figure(folder / "return.png", rows)
+    if arguments.what == "own-step-size":
+        text += f"\n\n{step_size_table(rows)}"
     print(text)
 
 
@@ -288,8 +291,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     for name, command, about in (
-        ("run", train, "train what is missing"),
-        ("draw", draw, "train what is missing; write the scores, the tables and the figure"),
+        ("run", run, "train what is missing, write the scores, and draw"),
+        ("draw", draw, "write the tables and the figure of the scores"),
     ):
         one = commands.add_parser(name, help=about)
         one.add_argument("what", nargs="?", choices=DEFAULTS, default="delays")
@@ -303,6 +306,7 @@ def main() -> None:
         one.add_argument("--results", type=Path, default=ROOT / "results" / "staleness")
         one.set_defaults(command=command)
     arguments = parser.parse_args()
+    arguments.name = "scores" if arguments.what == "delays" else arguments.what
     delays, seeds = DEFAULTS[arguments.what]
     arguments.delays, arguments.seeds = arguments.delays or delays, arguments.seeds or seeds
     arguments.command(arguments)

@@ -17,7 +17,7 @@ DIVISOR = 16
 """Quotient of the two batch sizes."""
 SEEDS = tuple(range(5000, 5008))
 """Seeds of the runs of each configuration."""
-_POINTS, _COLORS = 50, ("#0072B2", "#56B4E9", "#D55E00")
+_POINTS, _COLORS = 50, ("#000000", "#0072B2", "#D55E00")
 
 
 def configurations() -> dict[str, TrainConfig]:

@@ -1,11 +1,11 @@
 """PPO-EWMA in one file: PyTorch, NumPy and Gymnasium, nothing else.
 
-What it shows: all of the algorithm on one page, for discrete actions and vector observations. It trains what
-``anybatch train ppo-ewma --env.id gym:CartPole-v1`` trains: every random number is drawn from the same stream, in the
+All of the algorithm on one page, for discrete actions and vector observations. It trains the same policy as
+``anybatch train ppo-ewma --env.id gym:CartPole-v1``: every random number is drawn from the same stream, in the
 same order, so that at equal settings and seed the weights of the two are equal but for rounding: the library acts with
 NumPy here, which is faster. Where it acts with PyTorch they are equal bit for bit
-(tests/examples/test_single_file.py). Each part of a run (weights, environments, actions, minibatches) has a stream of
-its own, see `stream`.
+(tests/examples/test_single_file.py). Each part of a run (weights, environments, actions, minibatches) has its own
+stream, see `stream`.
 
 How to run it:
 
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Args:
-    """What can be set on the command line."""
+    """Options of the command line."""
 
     env_id: str = "CartPole-v1"
     seed: int = 0

@@ -1,12 +1,12 @@
 """PPO-EWMA inside Stable-Baselines3: its policies, environments, callbacks, files; our objective.
 
-What it shows: `PPOEWMA` stands where `PPO` stood. The second call trains at an eighth of the batch, with the four
+`PPOEWMA` replaces `PPO`. The second call trains at an eighth of the batch, with the four
 adjustments that keep the learning curve about where it was (`anybatch scale ppo-ewma --for sb3` prints them for your
-numbers), saves in the middle and goes on from the file: the moving average and the advantage moments are in it.
+numbers), saves in the middle and continues from the file: the moving average and the advantage moments are in it.
 
 How to run it (half a minute):
 
-    pip install 'anybatch[sb3]'
+    pip install '.[sb3]'
     python examples/sb3_ppo_ewma.py
 """
 

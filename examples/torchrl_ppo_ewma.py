@@ -1,6 +1,6 @@
 """PPO-EWMA from TorchRL's own parts: environment, collector, GAE and decoupled loss, and our moving average.
 
-What it shows: with a target actor (`delay_actor=True`) TorchRL's `ClipPPOLoss` is the decoupled objective;
+With a target actor (`delay_actor=True`) TorchRL's `ClipPPOLoss` is the decoupled objective;
 tests/integrations/test_torchrl.py checks value and gradient against `anybatch.objectives`. Two things are added:
 `anybatch.integrations.torchrl.EwmaUpdate`, the bias-corrected average that the target actor has to be, and
 `anybatch.normalize.AdvantageNormalizer`, moments over iterations in place of `normalize_advantage`, which takes those
@@ -8,7 +8,7 @@ of each minibatch.
 
 How to run it (half a minute):
 
-    pip install 'anybatch[torchrl]'
+    pip install '.[torchrl]'
     python examples/torchrl_ppo_ewma.py
 """
 

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         missing["gpu"] = "no CUDA device"
     if importlib.util.find_spec("envpool") is None:
-        missing["procgen"] = "needs pip install 'anybatch[procgen]'"
+        missing["procgen"] = "needs pip install '.[procgen]'"
     for item in items:
         for mark, reason in missing.items():
             if mark in item.keywords:

@@ -31,31 +31,14 @@ from anybatch.presets import ppg, ppg_ewma
 from anybatch.runs.build import Components, build
 from anybatch.runs.run import Run
 from anybatch.training import estimate_advantages, train
+from small_runs import small_ppg
 
 N_PI, EPOCHS, MINIBATCHES, ENVS, STEPS = 2, 3, 8, 4, 8
 
 
 def small(preset: Callable[..., TrainConfig] = ppg_ewma, **changes: Any) -> TrainConfig:
-    config = preset(
-        "gym:CartPole-v1",
-        num_envs=ENVS,
-        steps=STEPS,
-        step_size=1e-2,
-        total_env_steps=4 * N_PI * ENVS * STEPS,
-        precision="fp32",
-        device="cpu",
-        tensorboard=False,
-        **{
-            "optimizer.minibatches": 4,
-            "model.encoder": "mlp",
-            "model.options": {"width": 8, "depth": 1},
-            "aux.policy_iterations": N_PI,
-            "aux.epochs": EPOCHS,
-            "aux.minibatches": MINIBATCHES,
-            "aux.step_size": 1e-2,
-        },
-    )
-    return validate(override(config, changes))
+    sizes = {"envs": ENVS, "steps": STEPS, "iterations": 4 * N_PI, "phase": N_PI, "epochs": EPOCHS}
+    return validate(small_ppg(preset, **sizes, **changes))
 
 
 def iterate(parts: Components) -> Batch:

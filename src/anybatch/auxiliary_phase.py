@@ -54,7 +54,7 @@ class AuxiliaryPhase:
         """Start with an empty phase.
 
         Args:
-            learner: what the policy phase trains; its agent needs an auxiliary value head.
+            learner: networks and optimisers of the policy phase; its agent needs an auxiliary value head.
             store: keeps the phase's data.
             shuffle: CPU generator of the minibatch order, used for nothing else; one for each of R stacked runs.
             make: builds the optimiser; replaced where stacked runs have different step sizes.

@@ -13,7 +13,7 @@ class AnybatchError(Exception):
 
 
 class ConfigError(AnybatchError, ValueError):
-    """A setting that is out of range or does not fit another; the text names field, value and what is allowed."""
+    """A setting that is out of range or does not fit another; the text names field, value and allowed values."""
 
 
 class EnvError(AnybatchError, RuntimeError):
@@ -54,6 +54,11 @@ def user_code_error(error: BaseException, what: str) -> BaseException:
         return error
     text = f": {error}" if str(error) else ""
     return UserCodeError(f"{what} raised {type(error).__name__}{text}")
+
+
+def install_command(extra: str) -> str:
+    """Command that installs an extra of anybatch, which is not on PyPI yet."""
+    return f"pip install '.[{extra}]' in a checkout of anybatch"
 
 
 def shown(value: Any) -> str:

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 from anybatch.config.chunks import time_chunks
-from anybatch.observations import Observation, map_observation
+from anybatch.observations import Inputs, Observation, Sequences, map_observation
 
 
 class RunGenerators(tuple[torch.Generator, ...]):
-    """A CPU generator for each of R stacked runs, which draws what the generator of its single run would."""
+    """A CPU generator for each of R stacked runs, which draws the numbers of that run trained alone."""
 
     def get_state(self) -> Tensor:
         """States of all generators, one a row."""
         return torch.stack([generator.get_state() for generator in self])
 
     def set_state(self, state: Tensor) -> None:
-        """Restore what :meth:`get_state` returned."""
+        """Restore the states that :meth:`get_state` returned."""
         for generator, row in zip(self, state, strict=True):
             generator.set_state(row)
 
@@ -51,6 +51,8 @@ class FlatRecord(TensorRecord):
 
     value_target: Tensor
     """(B,), or (R, B)."""
+    steps: int = 1
+    """Consecutive samples that stay together."""
 
     def __len__(self) -> int:
         """Number of samples B, of each run."""
@@ -62,11 +64,15 @@ class FlatRecord(TensorRecord):
         return self.value_target.numel() // len(self)
 
     def micro_batches(self, max_samples: int) -> Iterator[Self]:
-        """Split into the fewest micro-batches of at most ``max_samples`` consecutive samples, as equal as possible."""
-        cuts = equal_cuts(len(self), max_samples)
-        if len(cuts) == 1:
+        """Split into the fewest micro-batches of at most ``max_samples`` consecutive samples, as equal as possible.
+
+        One of ``steps`` samples that stay together is the least, whatever ``max_samples``.
+        """
+        pieces = equal_cuts(len(self) // self.steps, max(1, max_samples // self.steps))
+        if len(pieces) == 1:
             yield self
             return
+        cuts = [slice(piece.start * self.steps, piece.stop * self.steps) for piece in pieces]
         before = (slice(None),) * (self.value_target.dim() - 1)
         for cut in cuts:
             yield self.map(lambda tensor, index=(*before, cut): tensor[index])  # type: ignore[misc]
@@ -94,20 +100,41 @@ class Batch(Samples):
     """An iteration's data with its advantages, (N, T, ...)."""
 
     advantage: Tensor
-    """(...) advantage estimates, normalised if the configuration says so."""
+    """(...) advantage estimates, normalised if ``advantage.normalize`` is set."""
     value_target: Tensor
     """(...) targets of the value function."""
+    first: Tensor | None = None
+    """(...) bool, the step was the first of its episode; None unless the networks are recurrent."""
+    state: Tensor | None = None
+    """(..., S) state of recurrent networks before each step; None for others."""
 
     @classmethod
-    def of(cls, samples: Samples, *, advantage: Tensor, value_target: Tensor) -> Self:
-        """The batch of a rollout's samples and their advantages."""
+    def of(
+        cls, samples: Samples, *, advantage: Tensor, value_target: Tensor, first: Tensor, state: Tensor | None
+    ) -> Self:
+        """The batch of a rollout's samples and their advantages; ``first`` is kept with a ``state`` alone."""
         common = {field.name: getattr(samples, field.name) for field in fields(Samples)}
-        return cls(**common, advantage=advantage, value_target=value_target)
+        kept = None if state is None else first
+        return cls(**common, advantage=advantage, value_target=value_target, first=kept, state=state)
 
 
 @dataclass(frozen=True)
 class Minibatch(Batch, FlatRecord):
     """Some samples of a :class:`Batch`, flattened to (B, ...)."""
+
+    steps: int = 1
+    """Steps L of each piece of a trajectory if the networks are recurrent."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """Inputs of the networks.
+
+        Recurrent ones unroll each piece from the state that the behaviour policy had before it. So do the proximal
+        policies, each with its own weights.
+        """
+        if self.state is None or self.first is None:
+            return self.observation
+        return Sequences(self.observation, self.first, self.state, self.steps)
 
 
 def equal_cuts(length: int, max_length: int) -> list[slice]:
@@ -164,9 +191,11 @@ def shuffled(
         rest = tensor.shape[len(runs) + 2 :]
         return tensor.reshape(-1, steps // chunks, *rest)[index.flatten()].view(*index.shape[:-1], -1, *rest)
 
-    names = [field.name for field in fields(Batch) if field.name != "observation"]
+    present = [field.name for field in fields(Batch) if getattr(batch, field.name) is not None]
+    names = [name for name in present if name != "observation"]
+    together = 1 if batch.state is None else steps // chunks
     gathered = [gather(getattr(batch, name), order).unbind() for name in names]
     for index, *tensors in zip(order, *gathered, strict=True):
         # one minibatch at a time: observations are so large that a copy of the whole epoch would count
         observation = map_observation(lambda tensor, index=index: gather(tensor, index), batch.observation)  # type: ignore[misc]
-        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)))
+        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)), steps=together)

@@ -166,17 +166,17 @@ class RewardNormalizer:
             raise ValueError(
                 f"reward has shape {tuple(reward.shape)}, but must be ({envs}, T): environments, then time"
             )
-        raw = reward.double().cpu()
-        returns = self._discounted_returns(raw, first.cpu())
-        self._return = returns[-1]
+        raw = reward.double()
+        returns = self._discounted_returns(raw, first)
+        self._return = returns[-1].cpu()
         self._moments.add(*moments(returns.movedim(0, -2), run_axis=raw.dim() > 2))
         scale = _before((self._moments.var + _EPSILON).rsqrt(), raw)
-        return (raw * scale).clamp(-self.clip, self.clip).float().to(reward.device)
+        return (raw * scale.to(raw.device)).clamp(-self.clip, self.clip).float()
 
     def _discounted_returns(self, reward: Tensor, first: Tensor) -> Tensor:
         """Discounted sums of the rewards (..., N, T) so far, along each environment: (T, ..., N)."""
         keep = self.discount * (~first).double()
-        running, returns = self._return, []
+        running, returns = self._return.to(reward.device), []
         for reward_t, keep_t in zip(reward.unbind(-1), keep.unbind(-1), strict=True):
             running = torch.addcmul(reward_t, keep_t, running)
             returns.append(running)

@@ -43,7 +43,7 @@ def decoupled_clip_loss(
     logp_behavior: Tensor,
     advantage: Tensor,
     *,
-    clip: float | Tensor = 0.2,
+    clip: float | Tensor | tuple[float, float] = 0.2,
     max_importance_ratio: float | Tensor = 100.0,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -57,7 +57,8 @@ def decoupled_clip_loss(
         logp_proximal: (B,) log pi_prox(a|s).
         logp_behavior: (B,) log pi_behav(a|s) as it was when the action was sampled.
         advantage: (B,) advantage estimates.
-        clip: the clipping parameter epsilon, at least 0; ``inf`` switches clipping off.
+        clip: the clipping parameter epsilon, at least 0; ``inf`` switches clipping off. Two numbers (low, high) clip r
+            to [1 - low, 1 + high].
         max_importance_ratio: cap on pi_theta/pi_behav, see :func:`capped_behavior`.
         mask: (B,) bool, samples that count; None means all of them. Masked samples may hold anything, NaN included.
 
@@ -75,25 +76,29 @@ def decoupled_clip_loss(
     return -_mean(torch.minimum(weight * advantage, clipped * advantage), mask)
 
 
-def clipped_weight(weight: Tensor, ratio: Tensor, log_prefix: Tensor, clip: float | Tensor) -> Tensor:
+def clipped_weight(
+    weight: Tensor, ratio: Tensor, log_prefix: Tensor, clip: float | Tensor | tuple[float, float]
+) -> Tensor:
     """``prox/behav * clip(r, 1-eps, 1+eps)``, the second half of the minimum in L^CLIP_decoupled.
 
     Args:
         weight: (B,) theta/behav, with gradient.
         ratio: (B,) r = theta/prox, without gradient.
         log_prefix: (B,) log prox/behav.
-        clip: epsilon.
+        clip: epsilon, or one for each side: ``clip(r, 1-low, 1+high)``.
 
     Returns:
         (B,) clipped weights; those of samples outside the range carry no gradient.
     """
     check_alike(weight=weight, ratio=ratio, log_prefix=log_prefix)
-    check_coefficient("clip", clip, ratio)
+    low, high = clip if isinstance(clip, tuple) else (clip, clip)
+    check_coefficient("clip", low, ratio)
+    check_coefficient("clip", high, ratio)
     weight, ratio, log_prefix = weight.float(), ratio.float(), log_prefix.float()
     prefix = torch.exp(log_prefix.clamp(max=_LARGEST_EXPONENT))
     # inside the range it *is* the weight, so that an infinite range leaves no trace of prox
-    clipped = torch.where(ratio > 1 + clip, prefix * (1 + clip), weight)
-    return torch.where(ratio < 1 - clip, prefix * (1 - clip), clipped)
+    clipped = torch.where(ratio > 1 + high, prefix * (1 + high), weight)
+    return torch.where(ratio < 1 - low, prefix * (1 - low), clipped)
 
 
 def decoupled_kl_loss(
@@ -245,7 +250,7 @@ def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, posi
         name: of the argument.
         value: the argument. A tensor must broadcast against (R, 1) for samples (R, B): (R,) would pair its numbers with
             samples instead of runs. The numbers in it are not looked at, which would wait for a GPU.
-        samples: (..., B) what it is multiplied with.
+        samples: (..., B) the tensor that it multiplies.
         positive: whether 0 is refused, too.
 
     Raises:
@@ -290,7 +295,7 @@ def _remedy(name: str, x: object) -> str:
 
 
 def _masked(mask: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
-    """Replace masked samples by 0 before any arithmetic, so that what they hold reaches no gradient."""
+    """Replace masked samples by 0 before any arithmetic, so that their values reach no gradient."""
     values = tuple(value.float() for value in values)
     if mask is None:
         return values

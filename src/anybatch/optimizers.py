@@ -9,6 +9,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
+from anybatch.config.schedules import factor
 from anybatch.config.schema import OptimizerConfig
 from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent
@@ -78,10 +79,10 @@ class Optimizers:
 
 
 class StepSizes:
-    """The step sizes of an optimiser over a run, by the schedule: constant, or linear decay to 0."""
+    """The step sizes of an optimiser over a run, by its schedule."""
 
     def __init__(self, optimizer: Optimizer, config: OptimizerConfig) -> None:
-        """Take the step sizes at the start of the run from ``optimizer``, and the schedule from ``config``."""
+        """Take the step sizes at factor 1 from ``optimizer``, and the schedule from ``config``."""
         self._optimizer = optimizer
         self._schedule = config.schedule
         self._initial: list[float] = [group["lr"] for group in optimizer.param_groups]
@@ -89,12 +90,7 @@ class StepSizes:
     def set_progress(self, fraction: float) -> None:
         """Set the step sizes for a run of which ``fraction`` (0 to 1) of the environment steps is done."""
         for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
-            group["lr"] = scheduled(initial, self._schedule, fraction)
-
-
-def scheduled(initial: float, schedule: str, fraction: float) -> float:
-    """Step size when ``fraction`` (0 to 1) of a run's environment steps is done, ``initial`` at its start."""
-    return initial * max(0.0, 1 - fraction) if schedule == "linear" else initial
+            group["lr"] = initial * factor(self._schedule, fraction)
 
 
 def clip_gradients_(parameters: list[Parameter], max_norm: float | None, *, run_axis: bool = False) -> None:

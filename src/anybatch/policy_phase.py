@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from anybatch.config.schedules import scheduled_policy
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
@@ -57,6 +58,11 @@ class Learner:
         assert normalizer is not None
         normalizer.update(moments, self.config.rollout.steps)
 
+    def at(self, progress: float) -> Learner:
+        """The same learner with the coefficients of its schedules when ``progress`` (0 to 1) of the run is done."""
+        policy = scheduled_policy(self.config.policy, progress)
+        return self if policy is self.config.policy else replace(self, config=replace(self.config, policy=policy))
+
     @property
     def device(self) -> torch.device:
         """Device of the networks."""
@@ -76,7 +82,7 @@ def policy_phase(batch: Batch, learner: Learner, show: Show = lambda text: None)
 
     Args:
         batch: (N, T, ...) data with advantages and value targets; (R, N, T, ...) for R stacked runs.
-        learner: what is trained; changed in place.
+        learner: networks, optimisers and proximal policy; changed in place.
         show: gets a text about the progress before each epoch but the first.
 
     Returns:
@@ -140,7 +146,7 @@ def fused(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a module's function on its first call, forward and backward pass fused into few kernels.
 
     For each configuration anew, since its numbers become constants. PyTorch keeps eight in a process (its
-    ``recompile_limit``), runs a ninth as if nothing had been compiled, and says so.
+    ``recompile_limit``), runs a ninth without compiling it, and warns.
     """
     return torch.compile(function, dynamic=False)  # shapes are few and fixed
 
@@ -150,18 +156,18 @@ Losses: TypeAlias = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
 
 
 def _joint_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    params, value = learner.agent(minibatch.observation)
+    params, value = learner.agent(minibatch.inputs)
     policy_loss, policy_terms, samples = _policy_terms(minibatch, params, learner)
     value_loss, value_terms = _value_terms(minibatch, value, learner)
     return policy_loss + value_loss, {**policy_terms, **value_terms}, samples
 
 
 def _policy_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    return _policy_terms(minibatch, learner.agent.policy(minibatch.observation), learner)
+    return _policy_terms(minibatch, learner.agent.policy(minibatch.inputs), learner)
 
 
 def _value_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    return *_value_terms(minibatch, learner.agent.value(minibatch.observation), learner), None
+    return *_value_terms(minibatch, learner.agent.value(minibatch.inputs), learner), None
 
 
 def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:

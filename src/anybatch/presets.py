@@ -1,4 +1,4 @@
-"""Hyperparameters of the tables in appendix B, and of the field's baselines for continuous control.
+"""Hyperparameters of the tables in appendix B, and of the field's baselines for other kinds of tasks.
 
 Every preset takes the environment and changes by field name::
 
@@ -7,10 +7,13 @@ Every preset takes the environment and changes by field name::
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack, cast
 
+from anybatch.config.fields import get, resolve
 from anybatch.config.io import override
+from anybatch.config.overrides import Overrides
 from anybatch.config.schema import (
     AdvantageConfig,
     AuxiliaryConfig,
@@ -19,10 +22,12 @@ from anybatch.config.schema import (
     ObservationConfig,
     OptimizerConfig,
     PolicyConfig,
+    RewardConfig,
     RolloutConfig,
     TrainConfig,
 )
 from anybatch.envs.registry import environment_id
+from anybatch.scaling.ppo import from_ppo
 
 Env = str | Callable[..., Any]
 """An environment's id, or a callable that makes one."""
@@ -30,9 +35,13 @@ DEFAULT_ENV = "procgen:starpilot-hard"
 """Default environment."""
 MUJOCO_ENV = "envpool:HalfCheetah-v4"
 """Default environment of the presets for MuJoCo."""
+CONTROL_ENV = "gym:CartPole-v1"
+"""Default environment of the presets for small control tasks."""
+ATARI_ENV = "envpool:Breakout-v5"
+"""Default environment of the presets for Atari."""
 
 
-def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
+def ppo(env: Env = DEFAULT_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPO with the clipped objective: the shared defaults, E = 3, and one network for policy and value.
 
     Args:
@@ -49,7 +58,7 @@ def ppo(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
     return override(config, {"env.id": environment_id(env), **overrides})
 
 
-def ppo_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
+def ppo_ewma(env: Env = DEFAULT_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPO-EWMA: PPO whose proximal policy is an EWMA of the weights with centre of mass 8 (beta_prox = 0.889).
 
     Arguments and errors as for :func:`ppo`.
@@ -57,7 +66,7 @@ def ppo_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
     return override(ppo(env, proximal="ewma", center_of_mass=8.0), overrides)
 
 
-def ppg(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
+def ppg(env: Env = DEFAULT_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPG: E_pi = E_V = 1, the KL-penalised objective, separate networks, an auxiliary phase after N_pi = 32.
 
     Arguments and errors as for :func:`ppo`.
@@ -71,7 +80,7 @@ def ppg(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
     return override(config, {"env.id": environment_id(env), **overrides})
 
 
-def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
+def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPG-EWMA: PPG whose proximal policy is an EWMA of the weights with centre of mass 8 (beta_prox = 0.889).
 
     Arguments and errors as for :func:`ppo`.
@@ -79,7 +88,7 @@ def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Any) -> TrainConfig:
     return override(ppg(env, proximal="ewma", center_of_mass=8.0), overrides)
 
 
-def ppo_mujoco(env: Env = MUJOCO_ENV, **overrides: Any) -> TrainConfig:
+def ppo_mujoco(env: Env = MUJOCO_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPO for MuJoCo with the hyperparameters of the field's own baselines: E = 10, the clipped objective.
 
     They are those of CleanRL's ``ppo_continuous_action.py`` (github.com/vwxyzjn/cleanrl), which are those of PPO's
@@ -113,7 +122,7 @@ def ppo_mujoco(env: Env = MUJOCO_ENV, **overrides: Any) -> TrainConfig:
     return override(config, {"env.id": environment_id(env), **overrides})
 
 
-def ppo_ewma_mujoco(env: Env = MUJOCO_ENV, **overrides: Any) -> TrainConfig:
+def ppo_ewma_mujoco(env: Env = MUJOCO_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPO-EWMA for MuJoCo in the form that the scaling rules need: one epoch, the KL penalty, 64 environments.
 
     Networks and normalisation are those of :func:`ppo_mujoco`. One epoch, a constant step size and no gradient clipping
@@ -140,7 +149,110 @@ def ppo_ewma_mujoco(env: Env = MUJOCO_ENV, **overrides: Any) -> TrainConfig:
     return override(config, overrides)
 
 
+def ppo_control(env: Env = CONTROL_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
+    """PPO for small control tasks, such as CartPole and Acrobot: 500,000 steps of 4 environments.
+
+    The hyperparameters are those of CleanRL's ``ppo.py`` (github.com/vwxyzjn/cleanrl). Differences: the value loss is
+    not clipped, advantages are normalised over an iteration instead of a minibatch, and an episode that a time limit
+    ends is bootstrapped.
+
+    Arguments and errors as for :func:`ppo`.
+    """
+    config = TrainConfig(
+        total_env_steps=500_000,
+        env=EnvConfig(num_envs=4),
+        model=ModelConfig(encoder="mlp", architecture="dual", policy_gain=0.01, value_gain=1.0),
+        rollout=RolloutConfig(steps=128),
+        reward=RewardConfig(normalize=False),
+        advantage=AdvantageConfig(discount=0.99),
+        policy=PolicyConfig(objective="clip", clip=0.2, proximal="behavior"),
+        optimizer=OptimizerConfig(
+            step_size=2.5e-4,
+            schedule="linear",
+            adam_eps=1e-5,
+            max_grad_norm=0.5,
+            minibatches=4,
+            shuffle="samples",
+            policy_epochs=4,
+            value_epochs=4,
+            value_coefficient=0.25,  # there 0.5 * 0.5 mean((v - target)^2)
+        ),
+    )
+    return override(config, {"env.id": environment_id(env), **overrides})
+
+
+def ppo_ewma_control(env: Env = CONTROL_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
+    """PPO-EWMA with the numbers of :func:`ppo_control`, and the EWMA that limits the policy as they do.
+
+    See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
+    """
+    return override(from_ppo(ppo_control(env)), overrides)
+
+
+def ppo_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
+    """PPO for Atari games of EnvPool: 10 million steps of 8 environments, 40 million frames.
+
+    The hyperparameters, the network and EnvPool's options are those of CleanRL's ``ppo_atari_envpool.py``
+    (github.com/vwxyzjn/cleanrl), which are those of PPO's paper (Schulman et al. 2017, table 5) in OpenAI's baselines.
+    The options are the wrappers of DeepMind: up to 30 actions without effect at the start, every action repeated for 4
+    frames, the maximum of 2 frames in 84 x 84 greys, stacks of 4, the sign of rewards, and the end of an episode with a
+    life; no sticky actions. Returns are those of whole games, before clipping. Differences as in :func:`ppo_control`.
+
+    Arguments and errors as for :func:`ppo`.
+    """
+    config = ppo_control(
+        env,
+        total_env_steps=10_000_000,
+        num_envs=8,
+        encoder="nature",
+        architecture="shared",
+        clip=0.1,
+        env_options={"episodic_life": True, "reward_clip": True},
+    )
+    return override(config, overrides)
+
+
+def ppo_ewma_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
+    """PPO-EWMA with the numbers of :func:`ppo_atari`, and the EWMA that limits the policy as they do.
+
+    See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
+    """
+    return override(from_ppo(ppo_atari(env)), overrides)
+
+
 PAPER: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}
 """The paper's algorithms by their name on the command line."""
-PRESETS = {**PAPER, "ppo-mujoco": ppo_mujoco, "ppo-ewma-mujoco": ppo_ewma_mujoco}
+PRESETS = {
+    **PAPER,
+    **{"ppo-control": ppo_control, "ppo-ewma-control": ppo_ewma_control},
+    **{"ppo-mujoco": ppo_mujoco, "ppo-ewma-mujoco": ppo_ewma_mujoco},
+    **{"ppo-atari": ppo_atari, "ppo-ewma-atari": ppo_ewma_atari},
+}
 """All presets by their name on the command line."""
+
+
+def environments_for(preset: str) -> str:
+    """Ids of environments that suit a preset, in words."""
+    examples = {
+        "control": "gym:CartPole-v1 or gym:Acrobot-v1",
+        "mujoco": "envpool:HalfCheetah-v4 or gym:Hopper-v5",
+        "atari": "envpool:Breakout-v5 or envpool:Pong-v5",
+    }
+    return examples.get(preset.rpartition("-")[2], "gym:CartPole-v1, procgen:coinrun-hard or import.path:function")
+
+
+def _name_parameters(preset: Callable[..., TrainConfig]) -> None:
+    """Give a preset the signature that names every field, with the preset's own values as defaults."""
+    config, kind = preset(), inspect.Parameter
+    env, overrides = inspect.signature(preset).parameters.values()
+    named = [
+        kind(name, kind.KEYWORD_ONLY, default=get(config, _FULL[name]), annotation=hint)
+        for name, hint in Overrides.__annotations__.items()
+    ]
+    signature = inspect.Signature([env, *named, overrides], return_annotation=TrainConfig)
+    cast(Any, preset).__signature__ = signature
+
+
+_FULL = {name: resolve(name) for name in Overrides.__annotations__}
+for _preset in PRESETS.values():
+    _name_parameters(_preset)

@@ -81,7 +81,7 @@ class _FrozenCopy:
     def params(self, minibatch: Minibatch) -> Tensor:
         """Compute the copy's raw distribution parameters (B, P)."""
         with torch.no_grad():
-            params: Tensor = self.module(minibatch.observation)
+            params: Tensor = self.module(minibatch.inputs)
         return params
 
     def log_prob(self, minibatch: Minibatch, proximal: Distribution) -> Tensor:

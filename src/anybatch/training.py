@@ -42,15 +42,16 @@ from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
 from anybatch.runs.files import SEGMENTS
+from anybatch.runs.initial import start_from
 from anybatch.runs.owned import owned
 from anybatch.runs.resharding import restore
 from anybatch.runs.run import Run, create_run, open_run, read_config
-from anybatch.runs.timer import PhaseTimer
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import RolloutSource, staleness
 from anybatch.scaling.changes import Change
 from anybatch.system.memory import keep_freed_memory
 from anybatch.system.signals import Interrupted
+from anybatch.system.timer import PhaseTimer
 
 _COMPARE_EVERY = 10
 """Iterations between two checks that all workers hold the same weights."""
@@ -98,13 +99,14 @@ def training_loop(run: LoopRun, components: Components) -> None:
     while not run.finished and not any_worker(learner.interrupts.requested):
         timer.restart()
         learner.optimizers.set_progress(run.progress)
+        scheduled = learner.at(run.progress)
         rollout = _sample(components.source, run.iteration)
         timer.end("sampling")
         if rollout.observation_moments is not None:
             learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
-        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, learner, run.show_status)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, scheduled, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
         if auxiliary:
             auxiliary.after_iteration(batch)
@@ -175,7 +177,7 @@ def estimate_advantages(
         normalizer.update(mean, var, count)
         statistics["advantage_std_used"] = torch.as_tensor(normalizer.moments()[1], dtype=torch.float64).sqrt()
         advantage = normalizer(advantage)
-    batch = Batch.of(rollout, advantage=advantage, value_target=target)
+    batch = Batch.of(rollout, advantage=advantage, value_target=target, first=rollout.first, state=rollout.state)
     return batch, {name: column.tolist() for name, column in statistics.items()}
 
 
@@ -217,6 +219,7 @@ def train(
     *,
     quiet: bool = False,
     changes: Sequence[Change] = (),
+    init_from: str | Path | None = None,
 ) -> TrainResult:
     """Train from scratch; under ``torchrun``, as one of several data-parallel workers.
 
@@ -227,8 +230,12 @@ def train(
         callbacks: hooks, called in this order; see :class:`anybatch.callbacks.Callback`.
         quiet: show no progress.
         changes: how ``config`` was scaled from another batch size; written to the run folder.
+        init_from: a run folder whose weights, statistics, optimiser and proximal policy are the start, also at another
+            batch; ``config`` stays as it is (:func:`anybatch.scaling.rescale` of that run's configuration fits). A
+            message says what is taken over, see :mod:`anybatch.runs.initial`.
 
     Raises:
+        CheckpointError: ``init_from`` is no run folder, or has other spaces or networks.
         ConfigError: a setting makes no sense.
         EnvError: the environment cannot be made, or it or a callback failed.
         WorkerError: another data-parallel worker has died or hangs.
@@ -240,7 +247,10 @@ def train(
     folder = Path(out).expanduser()
     components = build(config, seed, segments=folder / SEGMENTS)
     with _closing(components), owned(folder):
+        sentences = [] if init_from is None else start_from(Path(init_from).expanduser(), components)
         run = create_run(folder, config, seed, quiet=quiet, changes=changes)
+        for sentence in sentences:
+            run.message(sentence)
         hooks = _hooks(run, components, callbacks, resumed=False)
         _prepare_auxiliary_phase(run, components)
         return _run(run, components, hooks)
@@ -261,15 +271,15 @@ def resume(
 
     Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
     ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
-    start new episodes, with new seeds, and a message says so.
+    start new episodes, with new seeds, and a message is printed.
 
     Args:
         run_dir: the run folder.
         callbacks: those of the run have to be passed again, except for those that the configuration asks for.
         env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
             callable without an import path has to be passed again, in every process.
-        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. The step
-            size of a linear schedule follows: it is what a run of this length has at the same point. A run that a
+        total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. Schedules
+            follow: numbers are what a run of this length has at the same point. A run that a
             callback has ended continues only if this is given.
         trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
             made the run on this machine.
@@ -335,8 +345,8 @@ def _hooks(run: Run, components: Components, callbacks: Sequence[Callback], *, r
 
 def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
     config, interrupted = run.config, False
-    if config.keep_freed_memory and components.learner.device.type == "cpu" and keep_freed_memory():
-        run.inform("freed memory is kept for the next gradient step (keep_freed_memory)")
+    if config.keep_freed_memory and components.learner.device.type == "cpu":
+        keep_freed_memory()
     if config.compile:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()

@@ -48,8 +48,8 @@ def test_without_envpool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(procgen, "import_envpool", missing)
     assert main(["envs"]) == 0
     output = capsys.readouterr().out
-    assert "procgen, 16 games: not installed: pip install 'anybatch[procgen]'" in output
-    assert "envpool, all families: not installed: pip install 'anybatch[procgen]'" in output
+    assert "procgen, 16 games: not installed: pip install '.[procgen]' in a checkout of anybatch" in output
+    assert "envpool, all families: not installed: pip install '.[procgen]' in a checkout of anybatch" in output
     assert main(["envs", "coinrun", "hard"]) == 0  # its id is known all the same
     assert "procgen:coinrun-hard" in capsys.readouterr().out
 

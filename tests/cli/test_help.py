@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
@@ -16,6 +17,7 @@ from anybatch.cli.main import COMMANDS, main
 from anybatch.cli.scale import Arguments as ScaleArguments
 from anybatch.config import fields
 from anybatch.config.frameworks import FRAMEWORKS
+from anybatch.presets import PRESETS
 
 
 def page(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -108,14 +110,28 @@ def test_help_names_no_page_that_a_wheel_does_not_have(command: str, capsys: pyt
     assert not re.search(r"\bdocs/|\.md\b", every_option(command, capsys))
 
 
-@pytest.mark.parametrize("command", ["--help", *(f"{command} --help" for command in COMMANDS)])
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", ["", *COMMANDS, *(f"reproduce {x}" for x in ("list", "run", "status", "draw"))])
+def test_help_fits_the_terminal(
+    command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    all_options = ["ppo", "--help", "all"] if command in ("train", "scale") else ["--help"]
+    with contextlib.suppress(SystemExit):
+        main([*command.split(), *all_options])
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: anybatch {command}")
+    assert not [line for line in text.splitlines() if len(line) > columns or "…" in line]  # nothing is cut
+
+
+@pytest.mark.parametrize("command", ["--help", "reproduce list", *(f"{command} --help" for command in COMMANDS)])
 def test_help_is_light(command: str) -> None:
+    heavy = {"torch", "matplotlib"} if "list" in command else {"torch", "numpy", "gymnasium", "envpool", "matplotlib"}
     code = (
         f"import sys; sys.argv = ['anybatch', *{command.split()}]\n"
         "try:\n    from anybatch.cli.main import main; main()\n"
         "except SystemExit:\n    pass\n"
-        "heavy = {'torch', 'numpy', 'gymnasium', 'envpool', 'matplotlib'}\n"
-        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+        f"assert not {heavy} & set(sys.modules), set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
@@ -125,7 +141,7 @@ def test_help_is_light(command: str) -> None:
     ("typed", "offered"),
     [
         (["do"], {"doctor"}),
-        (["train", "ppo"], {"ppo", "ppo-ewma", "ppo-mujoco", "ppo-ewma-mujoco"}),
+        (["train", "ppo"], {x for x in PRESETS if x.startswith("ppo")}),
         (["train", "ppo", "--env.num"], {"--env.num-envs"}),
         (["train", "ppo", "--rollout.source.no"], {"--rollout.source.no-deterministic"}),
         (["train", "ppo", "--policy.objective", ""], {"clip", "kl"}),

@@ -40,7 +40,8 @@ CARTPOLE = [
 def test_bad_value_is_one_sentence(
     flags: list[str], words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "ppo", *flags, "--out", str(tmp_path / "run")]) == 2
+    env = [] if "--env.id" in flags else ["--env.id", "procgen:starpilot-hard"]
+    assert main(["train", "ppo", *env, *flags, "--out", str(tmp_path / "run")]) == 2
     output = capsys.readouterr().err.strip()
     assert output.startswith("anybatch: ")
     assert "\n" not in output
@@ -83,6 +84,17 @@ def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert main(["train", "ppo", *short, "--total-env-steps", "32", "--out=~/run", "--quiet"]) == 0
     assert (tmp_path / "run" / "config.yaml").is_file()
     assert resume("~/run", total_env_steps=64, quiet=True).env_steps == 64
+
+
+@pytest.mark.parametrize(
+    ("preset", "example"),
+    [("ppo", "gym:CartPole-v1"), ("ppo-ewma-mujoco", "HalfCheetah-v4"), ("ppo-atari", "Breakout-v5")],
+)
+def test_a_preset_needs_an_environment(preset: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", preset, "--env.num-envs", "8"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"anybatch: anybatch train {preset} needs an environment: --env.id, for example ")
+    assert example in error and error.count("\n") == 1
 
 
 def test_config_of_a_run_trains_again(tmp_path: Path) -> None:

@@ -11,12 +11,10 @@ import pytest
 import yaml
 
 from anybatch.cli.main import main
-from anybatch.cli.train import scale_to_batch
-from anybatch.config.io import from_dict, override
+from anybatch.config.io import from_dict, override, to_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.presets import ppg_ewma
+from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.scaling import rescale, scale
-from anybatch.scaling.options import TrainScaling
 
 CARTPOLE = ["--env.id", "gym:CartPole-v1", "--total-env-steps", "128", "--quiet"]
 TINY = [
@@ -105,15 +103,54 @@ def test_rules_can_be_chosen(tmp_path: Path) -> None:
     assert config.optimizer.adam_betas == pytest.approx((0.9, 0.999 ** (1 / 1024)))
 
 
-def test_the_age_of_the_data_follows_only_a_stale_base() -> None:
-    fresh, stale = ppg_ewma(), override(ppg_ewma(), {"rollout.source": {"kind": "delayed", "delay": 2}})
-    asynchronous = override(fresh, {"rollout.source.kind": "asynchronous", "env.num_envs": 64})
-    assert scale_to_batch(fresh, asynchronous, [], TrainScaling())[0].rollout.source.max_lag == 1
-    smaller = override(stale, {"env.num_envs": 64})
-    assert scale_to_batch(stale, smaller, [], TrainScaling())[0].rollout.source.delay == 8
-    assert scale_to_batch(stale, smaller, [], TrainScaling(staleness=False))[0].rollout.source.delay == 2
-    by_hand = override(smaller, {"rollout.source.delay": 3})
-    assert scale_to_batch(stale, by_hand, ["--rollout.source.delay=3"], TrainScaling())[0].rollout.source.delay == 3
+TUNED = ["--tuned-at.num-envs", "64", "--optimizer.step-size", "3e-4"]
+
+
+def test_numbers_tuned_elsewhere_are_scaled_from_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "ppo-ewma", *CARTPOLE, *SMALL, *TUNED, "--out", str(run)]) == 0
+    config, _ = config_of(run)
+    # 64 -> 2 environments at 32 steps: 3e-4 / sqrt(32), and 8 and 1 times 32
+    assert config.optimizer.step_size == pytest.approx(3e-4 / 32**0.5)
+    assert (config.policy.center_of_mass, config.advantage.span) == (256, 32)
+    tuned = override(ppo_ewma(), {"env.num_envs": 64, "rollout.steps": 32, "step_size": 3e-4})
+    assert config.optimizer == rescale(tuned, num_envs=2)[0].optimizer
+    text = capsys.readouterr().out
+    assert "iteration batch 2,048 -> 64 samples" in text
+    assert "assumed to be tuned with 64 environments, 32 steps and 8 minibatches: all hyperparameters" in text
+    assert "--scaling.off" not in text  # which would contradict it
+    assert main(["train", "ppo-ewma", *CARTPOLE, *SMALL, *TUNED, "--scaling.off", "--out", str(tmp_path / "b")]) == 2
+    assert capsys.readouterr().err.startswith("anybatch: --tuned-at")
+
+
+def test_scale_prints_the_table_of_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, flags in enumerate([TUNED, ["--optimizer.step-size", "3e-4"], []]):
+        out = ["--out", str(tmp_path / str(number)), "--quiet"]
+        assert main(["train", "ppo-ewma", *CARTPOLE, *SMALL, *flags, *out]) == 0
+        trained = re.split("to train without these|done: ", capsys.readouterr().out)[0]
+        assert printed(["ppo-ewma", *CARTPOLE[:-1], *SMALL, *flags], capsys) == trained
+        assert ("assumed to be for this batch, and not scaled: optimizer.step_size 0.0003" in trained) == (number == 1)
+
+
+def test_without_another_batch_nothing_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text(to_yaml(override(ppo_ewma(), {"num_envs": 2, "rollout.steps": 32})))
+    flags = [*CARTPOLE, "--optimizer.step-size", "3e-4", "--out", str(tmp_path / "run")]
+    assert main(["train", str(file), *flags]) == 0
+    assert "assumed" not in capsys.readouterr().out
+
+
+def test_from_ppo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    flags = ["--optimizer.minibatches", "4", "--optimizer.policy-epochs", "2", "--optimizer.value-epochs", "2"]
+    assert main(["train", "ppo", *CARTPOLE, *SMALL, *TUNED, *flags, "--from-ppo", "--out", str(run)]) == 0
+    config, _ = config_of(run)
+    assert config.policy.proximal == "ewma"
+    # 8 gradient steps an iteration: (7 + sqrt(63)) / 2 = 7.4686, at 64 environments; 32 times that at 2
+    assert config.policy.center_of_mass == pytest.approx(32 * 7.468627, rel=1e-6)
+    assert "from PPO: policy.center_of_mass 7.469 limits the policy" in capsys.readouterr().out
+    assert main(["scale", "ppo", "--from-ppo", "--policy.center-of-mass", "3"]) == 2
+    assert "leave it or from_ppo out" in capsys.readouterr().err
 
 
 def test_several_epochs_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,16 +213,19 @@ def test_yaml_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_where_hyperparameters_were_tuned_can_be_said(capsys: pytest.CaptureFixture[str]) -> None:
-    tuned = ["--env.num-envs", "8", "--rollout.steps", "128", "--optimizer.minibatches", "4"]
+    tuned = ["--tuned-at.num-envs", "8", "--rollout.steps", "128", "--optimizer.minibatches", "4"]
     text = printed(["ppo", *tuned, "--optimizer.step-size", "2.5e-4", "--divide-batch-by", "4"], capsys)
     assert "iteration batch 1,024 -> 256 samples" in text
     assert "0.000125" in text
+    text = printed(["ppo-ewma", "--optimizer.step-size", "3e-4", "--divide-batch-by", "4"], capsys)
+    assert "0.0003  0.00015  / sqrt(4)" in text
+    assert "assumed to be tuned with 256 environments, 256 steps and 8 minibatches, as the preset or file was" in text
 
 
-def test_to(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(["ppg-ewma", "--to.num-envs", "64", "--to.rollout-steps", "1024"], capsys)
+def test_a_new_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(["ppg-ewma", "--env.num-envs", "64", "--rollout.steps", "1024"], capsys)
     assert "optimizer.step_size" not in text
-    text = printed(["ppo-ewma", "--to.num-envs", "512", "--scaling.rule", "fixed-minibatch"], capsys)
+    text = printed(["ppo-ewma", "--env.num-envs", "512", "--scaling.rule", "fixed-minibatch"], capsys)
     assert "fixed minibatch" in text
 
 
@@ -214,10 +254,12 @@ def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[
     ("arguments", "words"),
     [
         ([], ["anybatch scale needs PRESET"]),
-        (["ppg-ewma"], ["--divide-batch-by", "--to.num-envs"]),
+        (["ppg-ewma"], ["--divide-batch-by", "--env.num-envs"]),
         (["ppg-ewma", "--divide-batch-by", "3"], ["not a whole number", "85"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--to.num-envs", "2"], ["--to.workers alone"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["--to.workers alone"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--env.num-envs", "2"], ["say tuned_at.num_envs"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--rollout.steps", "2"], ["say tuned_at.rollout_steps"]),
+        (["ppg-ewma", "--tuned-at.num-envs", "0"], ["tuned_at.num_envs is 0"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["the paper's rules"]),
         (["ppq", "--divide-batch-by", "4"], ["preset is 'ppq'"]),
     ],
 )
@@ -258,21 +300,3 @@ def test_live_warnings_are_silent_when_quiet(tmp_path: Path, capsys: pytest.Capt
 def test_doctor_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "/nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-# ---------------------------------------------------------------- docs
-
-DOCS = Path(__file__).parents[2] / "docs" / "changing-the-batch-size.md"
-
-
-def documented() -> list[tuple[list[str], str]]:
-    """Commands of the page with what it says they print."""
-    blocks = re.findall(r"^```\w*\n\$ anybatch scale (.*?)\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
-    return [(command.split(), output) for command, output in blocks]
-
-
-def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(documented()) == 3
-    for arguments, output in documented():
-        assert printed(arguments, capsys) == output
-    assert printed(["ppg-ewma", "--to.num-envs", "16"], capsys) in DOCS.read_text()

@@ -256,7 +256,14 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
             assert fields.get(config, name) == value, name
     # every other field of these sections is named above
     named = {name for table in (*tables, EWMA, {"policy.kl_coefficient": 0, "policy.clip": 0}) for name in table}
-    beside = {"optimizer.shuffle", "policy.kl_estimator", "policy.allow_stale_coupled", "optimizer.sgd_momentum"}
+    beside = {
+        "policy.clip_schedule",
+        "policy.entropy_schedule",
+        "optimizer.shuffle",
+        "policy.kl_estimator",
+        "policy.allow_stale_coupled",
+        "optimizer.sgd_momentum",
+    }
     sections = ("optimizer.", "policy.", "advantage.", "reward.")
     assert {name for name in fields.names() if name.startswith(sections)} <= named | beside
     assert validate(config) is config
@@ -269,7 +276,8 @@ def test_presets_hold_the_papers_tables(preset: Callable[..., TrainConfig], tabl
 def test_presets_take_environment_and_changes() -> None:
     config = ppg_ewma(ENV, num_envs=2, center_of_mass=3.0, aux_epochs=1)
     assert (config.env.id, config.env.num_envs, config.policy.center_of_mass, config.aux.epochs) == (ENV, 2, 3.0, 1)
-    assert set(PRESETS) == {"ppo", "ppo-ewma", "ppg", "ppg-ewma", "ppo-mujoco", "ppo-ewma-mujoco"}
+    kinds = ("", "-control", "-mujoco", "-atari")
+    assert set(PRESETS) == {"ppg", "ppg-ewma", *(f"{name}{kind}" for name in ("ppo", "ppo-ewma") for kind in kinds)}
     with pytest.raises(ConfigError, match="num_env is not a field"):
         ppo(ENV, num_env=3)
 
@@ -284,12 +292,14 @@ BAD: dict[str, list[Any]] = {
     "keep_checkpoints": [0],
     "env.num_envs": [0, -3],
     "env.threads": [-1],
+    "env.frame_stack": [0],
     "rollout.steps": [0],
     "rollout.source.delay": [-1],
     "rollout.source.max_lag": [-1],
     "rollout.source.ray_workers": [-1],
     "env.step_timeout": [0.0, -1.0, math.nan],
     "observation.clip": [0.0, -1.0, math.nan],
+    "model.recurrent_width": [0],
     "model.policy_gain": [-0.1, math.nan, math.inf],
     "model.value_gain": [-0.1, math.nan, math.inf],
     "model.gaussian.log_std": [math.nan, math.inf],
@@ -328,6 +338,7 @@ GOOD: dict[str, list[Any]] = {
     "reward.return_discount": [0.0, 0.999],
     "reward.bound": [math.inf],
     "observation.clip": [math.inf],
+    "model.recurrent_width": [1, None],
     "model.policy_gain": [0.0, None],
     "model.gaussian.log_std_bounds": [(-5.0, 2.0), None],
     "advantage.discount": [0.0, 1.0],

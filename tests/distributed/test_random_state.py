@@ -10,36 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from anybatch.config.schema import TrainConfig
 from anybatch.distributed.random_state import callers_random_state
 from anybatch.models import agent
-from anybatch.presets import ppo
 from anybatch.runs.checkpoint import load_newest
 from anybatch.training import resume, train
-
-
-def small() -> TrainConfig:
-    return ppo(
-        "gym:CartPole-v1",
-        num_envs=2,
-        steps=4,
-        minibatches=2,
-        total_env_steps=16,
-        tensorboard=False,
-        device="cpu",
-        model={"encoder": "mlp", "options": {"width": 4, "depth": 1}},
-    )
+from small_runs import tiny_ppo
 
 
 def test_training_leaves_the_callers_generator_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    train(small(), tmp_path / "run", quiet=True)
+    train(tiny_ppo(), tmp_path / "run", quiet=True)
     assert torch.equal(torch.get_rng_state(), before)
     resume(tmp_path / "run", total_env_steps=32, quiet=True)
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(ValueError):
-        train(small(), tmp_path / "run", quiet=True)  # there is a run already
+        train(tiny_ppo(), tmp_path / "run", quiet=True)  # there is a run already
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -66,7 +52,7 @@ def test_trainings_in_threads_are_those_of_their_seeds(tmp_path: Path, monkeypat
     monkeypatch.setattr(agent, "build_encoder", slow)
 
     def run(seed: int, folder: str) -> None:
-        train(small(), tmp_path / f"{folder}{seed}", seed=seed, quiet=True)
+        train(tiny_ppo(), tmp_path / f"{folder}{seed}", seed=seed, quiet=True)
 
     before = torch.get_rng_state()
     threads = [threading.Thread(target=run, args=(seed, "together")) for seed in range(3)]

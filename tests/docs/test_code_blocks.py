@@ -145,6 +145,7 @@ def test_blocks_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.syspath_prepend(str(tmp_path))
     before, namespace = set(sys.modules), {"__name__": "__page__"}
     try:
@@ -208,7 +209,7 @@ def run(command: str, place: str, capsys: pytest.CaptureFixture[str], printed: s
         if target:
             Path(target.split(" ")[0]).write_text(output.out)
         if printed:
-            assert output.out.rstrip() == printed.rstrip(), f"{place}: {command} prints something else"
+            assert output.out.rstrip() == printed.rstrip(), f"{place}: {command} prints something else; `make printed`"
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for word in words[2:]:

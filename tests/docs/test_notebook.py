@@ -22,7 +22,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 @pytest.mark.slow
 def test_notebooks_run() -> None:
     if importlib.util.find_spec("nbmake") is None:
-        pytest.skip("needs pip install 'anybatch[docs]'")
+        pytest.skip("needs pip install '.[docs]'")
     command = [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", *NOTEBOOKS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,13 +17,13 @@ import pytest
 import anybatch
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("docs", "src", "tools")
+PARTS = ("docs", "examples", "src", "tools")
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
     zensical = Path(sys.executable).with_name("zensical")
     if not zensical.exists():
-        pytest.skip("needs pip install 'anybatch[docs]'")
+        pytest.skip("needs pip install '.[docs]'")
     return subprocess.run([zensical, "build", "--strict", "--clean"], cwd=folder, capture_output=True, text=True)
 
 

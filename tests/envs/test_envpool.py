@@ -22,6 +22,28 @@ def config(name: str, **options: object) -> EnvConfig:
     return EnvConfig(id=name, options=options, threads=1)  # type: ignore[arg-type]
 
 
+def test_atari_s_games_have_several_lives_and_their_own_rewards() -> None:
+    """Breakout has 5 lives, and bricks of the upper rows give 4 and 7 points."""
+    options = {"episodic_life": True, "reward_clip": True}
+    env = make(config("envpool:Breakout-v5", **options), 4, 3)
+    env.reset()
+    rng, lives, games, points, clipped = np.random.default_rng(0), 0, 0, 0.0, 0.0
+    for _ in range(600):
+        steps = env.step(rng.integers(4, size=4))
+        assert steps.games is not None
+        reward, over = steps.counted
+        assert (reward >= steps.reward).all() and (over <= steps.done).all()
+        lives, games = lives + int(steps.done.sum()), games + int(over.sum())
+        points, clipped = points + float(reward.sum()), clipped + float(steps.reward.sum())
+    env.close()
+    assert games >= 4 and 4 * games < lives <= 5 * (games + 4)
+    assert points >= clipped > 0 and set(np.unique(steps.reward)) <= {0.0, 1.0}
+    plain = make(config("envpool:Breakout-v5"), 1, 3)
+    plain.reset()
+    assert plain.step(np.array([0])).games is None
+    plain.close()
+
+
 class TestProcgen:
     @pytest.mark.parametrize("game", GAMES)
     def test_every_game(self, game: str) -> None:
@@ -150,7 +172,7 @@ class TestProcgen:
 
     def test_without_qt_names_both_remedies(self) -> None:
         code = (
-            "import anybatch.envs.qt as qt\nimport importlib.util as u\nfind = u.find_spec\n"
+            "import anybatch.system.qt as qt\nimport importlib.util as u\nfind = u.find_spec\n"
             "u.find_spec = lambda name, *a: None if name == 'PyQt5' else find(name, *a)\n"
             "from anybatch.config.schema import EnvConfig\nfrom anybatch.envs.factory import make\n"
             "make(EnvConfig(id='procgen:maze'), 1, 0)"
@@ -159,9 +181,7 @@ class TestProcgen:
         if result.returncode == 0:
             pytest.skip("the system has its own Qt 5")
         last = result.stderr.strip().splitlines()
-        assert any("EnvError" in line and "anybatch[procgen]" in line and "system's Qt 5" in line for line in last), (
-            last
-        )
+        assert any("EnvError" in line and "'.[procgen]'" in line and "system's Qt 5" in line for line in last), last
 
     def test_importing_envs_leaves_envpool_alone(self) -> None:
         code = "import sys, anybatch.envs; print('envpool' in sys.modules)"

@@ -52,6 +52,7 @@ RUNS = {
     "ppo-ewma-kl-cartpole": ("ppo-ewma", "gym:CartPole-v1", {"objective": "kl"}),
     **{f"{preset}-cartpole": (preset, "gym:CartPole-v1", AUXILIARY) for preset in ("ppg", "ppg-ewma")},
     "ppo-ewma-pictures": ("ppo-ewma", Pictures, {}),
+    "ppo-ewma-recurrent-cartpole": ("ppo-ewma", "gym:CartPole-v1", {"model.recurrent": "gru"}),
 }
 
 

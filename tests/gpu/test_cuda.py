@@ -19,6 +19,7 @@ from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.runs.build import build
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.training import estimate_advantages, resume, train
+from tensor_pendulum import SETTINGS, Pendulums
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -156,3 +157,39 @@ def test_micro_batches_fill_a_gpu() -> None:
     parts = build(config(), seed=1)
     assert parts.learner.micro_batch == 2048
     parts.env.close()
+
+
+def pendulums(**changes: object) -> TrainConfig:
+    base = {"env.num_envs": 4096, "device": "cuda", "log.tensorboard": False, "total_env_steps": 4 * 4096 * 16}
+    return override(ppo_ewma(Pendulums, **SETTINGS, env_options={"device": "cuda"}), {**base, **changes})
+
+
+def test_environments_of_tensors_stay_on_the_gpu_and_no_step_waits_for_it() -> None:
+    parts = build(pendulums(), seed=1)
+    parts.source.next(0)  # resets, and records the CUDA graph
+    env, waits = parts.env, []
+    step_tensors = env.step_tensors  # type: ignore[attr-defined]
+
+    def strict(action: torch.Tensor) -> object:
+        torch.cuda.set_sync_debug_mode("error")  # until the rollout is complete, which reads numbers
+        waits.append(action.device.type)
+        steps = step_tensors(action)
+        if len(waits) == parts.learner.config.rollout.steps:
+            torch.cuda.set_sync_debug_mode("default")
+        return steps
+
+    env.step_tensors = strict  # type: ignore[attr-defined]
+    try:
+        rollout = parts.source.next(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        parts.env.close()
+    assert waits == ["cuda"] * 16
+    assert all(x.is_cuda for x in vars(rollout).values() if isinstance(x, torch.Tensor))
+
+
+def test_environments_of_tensors_train_and_resume_on_the_gpu(tmp_path: Path) -> None:
+    whole = train(pendulums(), tmp_path / "whole", seed=5, quiet=True)
+    train(pendulums(total_env_steps=2 * 4096 * 16), tmp_path / "half", seed=5, quiet=True)
+    resumed = resume(tmp_path / "half", total_env_steps=4 * 4096 * 16, quiet=True)
+    assert resumed.mean_episode_return == whole.mean_episode_return

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.errors import ConfigError
-from anybatch.grid.grid_file import read_grid
+from anybatch.grid.grid_file import assumption, read_grid
 from anybatch.grid.job import Job
 from anybatch.presets import PRESETS, ppo, ppo_ewma
+from anybatch.scaling import rescale
 
 GRID = """
 base: ppo-ewma
@@ -44,6 +46,8 @@ def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
     scaled = jobs[4].config
     assert (scaled.env.num_envs, scaled.optimizer.step_size, scaled.policy.center_of_mass) == (64, 2.5e-4, 32)
     assert jobs[8].config == ppo("gym:CartPole-v1", policy_epochs=1, value_epochs=1, num_envs=64)
+    # plain PPO cannot keep the age of its proximal policy; nothing is found where nothing is scaled
+    assert [[finding.check for finding in jobs[i].findings] for i in (0, 4, 8, 12)] == [[], [], [], ["proximal"]]
 
 
 def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
@@ -53,11 +57,23 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
     assert jobs == [Job(config, seed) for seed in (0, 1, 2)]
 
 
+def test_command_prints_each_finding_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    grid = write(tmp_path / "grid.yaml", GRID)
+    assert main(["grid", str(grid), "--launcher", "print", "--out=~/grid"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count("anybatch train") == 16
+    assert printed.err.count("warning: policy.proximal behavior") == 1
+    assert (tmp_path / "grid" / "grid.csv").is_file()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("base: ppoo", "base is 'ppoo', but must be one of ppo, ppo-ewma"),
-        ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds"),
+        ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds, tuned_at"),
         ("base: ppo\nset: {num_env: 3}", "did you mean num_envs"),
         ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
         ("base: ppo\nseeds: [-1]", "seeds is"),
@@ -66,12 +82,22 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
         ("base: [ppo]", "base is ['ppo'], but must be one of"),
         ("base: there.yaml", "there.yaml cannot be read"),
         ("base: ppo\nvary: {divide_batch_by: [3]}", "divide_batch_by=3"),
+        ("base: ppo\ntuned_at: {envs: 3}", "tuned_at is {'envs': 3}, but must hold positive numbers of num_envs"),
     ],
 )
 def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grid.yaml|there.yaml") as caught:
         read_grid(write(tmp_path / "grid.yaml", text), PRESETS)
     assert words in str(caught.value)
+
+
+def test_the_command_asks_for_an_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {a: {}, b: {env.id: gym:CartPole-v1}}\n"))
+    assert main(["grid", file, "--launcher", "print"]) == 2
+    assert "env.id is missing: set an environment" in capsys.readouterr().err
+    for number, text in enumerate(["base: ppo\nset: {env: {id: gym:CartPole-v1}}\n", GRID]):
+        file = str(write(tmp_path / f"{number}.yaml", text))
+        assert main(["grid", file, "--launcher", "print", "--out", str(tmp_path / str(number))]) == 0
 
 
 def test_folder_names_depend_on_configuration_and_seed() -> None:
@@ -92,3 +118,17 @@ def test_folder_names_depend_on_the_version(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_variant_name_may_be_a_number(tmp_path: Path) -> None:
     jobs = read_grid(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {1: {}, 2: {clip: 0.1}}\n"), PRESETS)
     assert [job.name for job in jobs] == ["1", "2"]
+
+
+def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
+    text = "base: ppo-ewma\nset: {step_size: 3e-4}\nvary: {num_envs: [256, 16]}\n"
+    plain = read_grid(write(tmp_path / "plain.yaml", text), PRESETS)
+    assert [job.config.optimizer.step_size for job in plain] == [3e-4, 3e-4]
+    assert "not scaled: optimizer.step_size; if tuned at another, say which" in assumption(tmp_path / "plain.yaml")
+    jobs = read_grid(write(tmp_path / "grid.yaml", f"{text}tuned_at: {{num_envs: 256}}\n"), PRESETS)
+    assert jobs[0].config == plain[0].config
+    assert jobs[1].config == rescale(plain[0].config, num_envs=16)[0]  # 3e-4 / sqrt(16)
+    assert jobs[1].config.optimizer.step_size == pytest.approx(7.5e-5)
+    assert assumption(tmp_path / "grid.yaml") == ""
+    divided = "base: ppo-ewma\nset: {step_size: 3e-4, divide_batch_by: 16}\ntuned_at: {num_envs: 256}\n"
+    assert read_grid(write(tmp_path / "divided.yaml", divided), PRESETS)[0].config == jobs[1].config

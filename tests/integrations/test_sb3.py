@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("stable_baselines3", reason="needs pip install 'anybatch[sb3]'")
+pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBufferSamples
@@ -100,6 +100,57 @@ def test_hand_worked_loss_and_gradient() -> None:
     assert loss.item() == pytest.approx(-0.46, abs=1e-6)
     assert one.policy.action_net.bias.grad.tolist() == pytest.approx([-0.25, 0.25], abs=1e-6)
     assert seen["clip_fraction"] == [0.5]
+
+
+def test_hand_worked_kl_loss_and_gradient() -> None:
+    """pi = (1/2, 1/2), prox = (1/4, 3/4), beta = 2; a=0, A=1, behav=1/4: theta/behav = 2.
+
+    KL[prox, pi] = 1/4 log(1/2) + 3/4 log(3/2) = 0.130812. Loss -(2 - 2 * 0.130812) = -1.738376. Gradient of the
+    logits: -2 (1 - 1/2, -1/2) + 2 (pi - prox) = (-1, 1) + 2 (1/4, -1/4) = (-1/2, 1/2).
+    """
+    one = model(ent_coef=0.0, vf_coef=0.0, normalize_advantage=False, kl_coefficient=2.0)
+    with torch.no_grad():
+        for policy, bias in ((one.policy, (0.0, 0.0)), (one.memory.proximal.module, (np.log(0.25), np.log(0.75)))):
+            policy.action_net.weight.zero_()
+            policy.action_net.bias.copy_(torch.tensor(bias))
+    data = RolloutBufferSamples(
+        observations=torch.randn(1, 4),
+        actions=torch.tensor([[0.0]]),
+        old_values=torch.zeros(1),
+        old_log_prob=torch.tensor([0.25]).log(),
+        advantages=torch.tensor([1.0]),
+        returns=torch.zeros(1),
+    )
+    loss = one.loss(data, 0.2, defaultdict(list))
+    loss.backward()
+    assert loss.item() == pytest.approx(-1.738376, abs=1e-5)
+    assert one.policy.action_net.bias.grad.tolist() == pytest.approx([-0.5, 0.5], abs=1e-6)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_kl_penalty_trains_without_clipping(env: str) -> None:
+    """A large coefficient holds the policy at the average, whose components of an action count together."""
+    kl = {}
+    for coefficient in (0.0, 100.0):
+        one = model(PPOEWMA, env, kl_coefficient=coefficient, learning_rate=1e-2, clip_range=1e-9).learn(256)
+        assert np.isfinite(one.logger.name_to_value["train/loss"])
+        kl[coefficient] = one.logger.name_to_value["train/approx_kl"]
+    assert 0 < kl[100.0] < 0.5 * kl[0.0]
+
+
+def test_parameters_are_flat() -> None:
+    """Stable-Baselines3 walks through names of tensors, and replaces some of them."""
+    one = model(learning_rate=1e-2).learn(64)
+    parameters = one.get_parameters()["memory"]
+    assert all(isinstance(x, torch.Tensor) for x in parameters.values())
+    assert parameters["terms"] == 1 + 2 * 2
+    new = {"proximal.action_net.bias": torch.tensor([3.0, 4.0]), "advantages.mean": torch.tensor(7.0).double()}
+    one.set_parameters({"memory": new}, exact_match=False)
+    assert one.memory.proximal.module.action_net.bias.tolist() == [3.0, 4.0]
+    assert one.memory.normalizer.moments()[0] == 7
+    assert one.get_parameters()["memory"]["terms"] == 5
+    with pytest.raises(RuntimeError, match=r"the saved one differ in advantages.squares, .*"):
+        one.memory.load_state_dict(new)
 
 
 def test_age_0_never_clips_and_is_the_importance_weighted_gradient() -> None:
@@ -197,6 +248,8 @@ def test_state_dependent_exploration() -> None:
         ({"advantage_span": 0.5}, "advantage_span is 0.5"),
         ({"advantage_span": 2.0, "normalize_advantage": False}, "normalize_advantage is False"),
         ({"max_importance_ratio": 0.0}, "max_importance_ratio is 0"),
+        ({"kl_coefficient": -1.0}, "kl_coefficient is -1"),
+        ({"kl_coefficient": 1.0, "center_of_mass": None}, "set a center_of_mass"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
@@ -214,5 +267,5 @@ def test_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anybatch\[sb3\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[sb3\]'"):
         runpy.run_path(anybatch.integrations.sb3.__file__)

@@ -230,7 +230,9 @@ def test_token_advantages() -> None:
     ("changes", "words"),
     [
         ({"weight": "sequence"}, "weight is 'sequence', but must be one of token, sequence_product"),
-        ({"weight": "token", "ratio": "sequence_product"}, "ratio sequence_product does not go with weight token"),
+        ({"weight": "token", "ratio": "sequence"}, "ratio is 'sequence', but must be one of token, sequence_product"),
+        ({"weight": "token", "aggregate": "mean"}, "aggregate is 'mean', but must be one of token, sequence"),
+        ({"weight": "token", "bound": [Truncate(2.0), Truncate(3.0, of="proximal")]}, "bound has Truncate twice"),
         ({"weight": "token", "denominator": 0}, "denominator is 0"),
         ({"weight": "sequence_product", "advantage": torch.zeros(6, 9)}, r"must be \(B,\), one for each completion"),
         ({"weight": "token", "advantage": torch.zeros(9)}, r"must be \(B,\) or \(B, T\)"),
@@ -241,7 +243,16 @@ def test_refuses(changes: dict[str, Any], words: str) -> None:
         token_clip_loss(**{**data(), "bound": FREE, "denominator": 1, **changes})
 
 
-@pytest.mark.parametrize("make", [lambda: Truncate(0), lambda: Mask(2, 1), lambda: Mask(-1, 1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Truncate(0),
+        lambda: Mask(2, 1),
+        lambda: Mask(-1, 1),
+        lambda: Truncate(2, of="prox"),  # type: ignore[arg-type]
+        lambda: Mask(0, 1, level="sequence"),  # type: ignore[arg-type]
+    ],
+)
 def test_bounds_that_make_no_sense(make: Any) -> None:
     with pytest.raises(ConfigError):
         make()
@@ -259,6 +270,110 @@ def test_a_bound_limits_the_weight_of_tokens_whose_policy_has_moved_back() -> No
             *arguments, weight="sequence_product", ratio="token", bound=bound, denominator=100.0, clip=math.inf
         )
         assert float(loss) == pytest.approx(expected, rel=1e-4)
+
+
+def test_hand_worked_low_and_high_clip() -> None:
+    """DAPO, prox = behav, ratios 3/2 and 1/2, clipped to [1 - 0.2, 1 + 0.28].
+
+    A = 1: min(1.5, 1.28) + min(0.5, 0.8) = 1.78, of which only the second token has a gradient, 0.5.
+    A = -1: min(-1.5, -1.28) + min(-0.5, -0.8) = -2.3, of which only the first token has one, -1.5.
+    """
+    proximal, mask = log([0.4, 0.6]), torch.ones(1, 2)
+    for advantage, value, gradient in ((1.0, -1.78, [0.0, -0.5]), (-1.0, 2.3, [1.5, 0.0])):
+        logp = log([0.6, 0.3]).requires_grad_()
+        loss = token_clip_loss(
+            logp, proximal, proximal, torch.tensor([advantage]), mask,
+            weight="token", bound=FREE, denominator=1, clip=(0.2, 0.28),
+        )  # fmt: skip
+        loss.backward()
+        assert loss.item() == pytest.approx(value, rel=1e-6)
+        assert logp.grad is not None
+        assert logp.grad[0].tolist() == pytest.approx(gradient, rel=1e-6)
+    sample = (log([0.6, 0.3])[0], proximal[0], proximal[0], torch.ones(2))
+    assert decoupled_clip_loss(*sample, clip=(0.2, 0.28)).item() == pytest.approx(-0.89, rel=1e-6)
+    with pytest.raises(ValueError, match="clip is -1"):
+        decoupled_clip_loss(*sample, clip=(0.2, -1))
+
+
+def test_hand_worked_bounds_of_the_proximal_policy() -> None:
+    """Tokens with theta/prox 1.1 and 0.9, prox/behav 4 and 1 (geometric mean 2), A = 1: 4 * 1.1 + 1 * 0.9 = 5.3.
+
+    Truncate(2) of prox/behav: 2 * 1.1 + 0.9 = 3.1, with the gradient 2.2 and 0.9; of theta/behav: 2 + 0.9. Masked above
+    3: 0.9; as a completion, whose weight is 2, above 1.9: 0, and above 2.1: all; and of theta/behav above 4.2: 0.9.
+    """
+    logp = log([0.88, 0.45]).requires_grad_()
+    proximal, behavior, mask = log([0.8, 0.5]), log([0.2, 0.5]), torch.ones(1, 2)
+    geometric: Any = {"of": "proximal", "level": "sequence_geometric_mean"}
+    for bound, value in (
+        (FREE, 5.3),
+        ((), 5.3),
+        (Truncate(2.0, of="proximal"), 3.1),
+        (Truncate(2.0), 2.9),
+        (Mask(0, 3.0, of="proximal"), 0.9),
+        (Mask(0, 1.9, **geometric), 0.0),
+        (Mask(0, 2.1, **geometric), 5.3),
+        ((Truncate(2.0, of="proximal"), Mask(0, 2.1, **geometric)), 3.1),
+        (Mask(0, 4.2), 0.9),
+    ):
+        loss = token_clip_loss(
+            logp, proximal, behavior, torch.ones(1), mask, weight="token", bound=bound, denominator=1
+        )
+        assert -loss.item() == pytest.approx(value, rel=1e-5, abs=1e-7)
+        if bound == Truncate(2.0, of="proximal"):
+            assert (-torch.autograd.grad(loss, logp)[0][0]).tolist() == pytest.approx([2.2, 0.9], rel=1e-5)
+
+
+def test_hand_worked_gspo() -> None:
+    """theta/prox 2 and 1/8, geometric mean 1/2; prox/behav 3 and 1, at level token; A = 1, not clipped.
+
+    Terms 3/2 and 1/2. Per sequence their mean, 1; each token's log-probability has half of that as its gradient. Per
+    token their sum, 2. Clipped to [0.8, 1.2] with A = -1: -(3 + 1) * 0.8, without gradient.
+    """
+    proximal, behavior, mask = log([0.3, 0.8]), log([0.1, 0.8]), torch.ones(1, 2)
+    for advantage, aggregate, clip, value, gradient in (
+        (1.0, "sequence", math.inf, -1.0, [-0.5, -0.5]),
+        (1.0, None, math.inf, -1.0, [-0.5, -0.5]),
+        (1.0, "token", math.inf, -2.0, [-1.0, -1.0]),
+        (-1.0, "token", 0.2, 3.2, [0.0, 0.0]),
+    ):
+        logp = log([0.6, 0.1]).requires_grad_()
+        loss = token_clip_loss(
+            logp, proximal, behavior, torch.tensor([advantage]), mask, ratio="sequence_geometric_mean",
+            weight="token", bound=FREE, denominator=1, aggregate=aggregate, clip=clip,  # type: ignore[arg-type]
+        )  # fmt: skip
+        loss.backward()
+        assert loss.item() == pytest.approx(value, rel=1e-5)
+        assert logp.grad is not None
+        assert logp.grad[0].tolist() == pytest.approx(gradient, rel=1e-5)
+
+
+def test_hand_worked_aggregations() -> None:
+    """Completions of 1 and 3 tokens with A = 1 and 2, every ratio 1, and 5 tokens at most.
+
+    Per token (1 + 3 * 2) / 4; per sequence (1 + 2) / 2; constant length (1 + 3 * 2) / (2 * 5).
+    """
+    logp, mask = torch.zeros(2, 3), torch.tensor([[1, 0, 0], [1, 1, 1]])
+    completions = count(mask, "sequence_product")
+    for aggregate, denominator, value in (
+        ("token", count(mask, "token"), 1.75),
+        ("sequence", completions, 1.5),
+        ("token", completions * 5, 0.7),
+    ):
+        options: dict[str, Any] = {"weight": "token", "bound": FREE, "aggregate": aggregate}
+        advantage = torch.tensor([1.0, 2.0])
+        loss = token_clip_loss(logp, logp, logp, advantage, mask, denominator=denominator, **options)
+        assert loss.item() == pytest.approx(-value, rel=1e-6)
+        other = token_kl_loss(
+            logp, logp, advantage, torch.ones(2, 3), mask, denominator=denominator, kl_coefficient=1.0, **options
+        )
+        ones = {1.75: 1.0, 1.5: 1.0, 0.7: 0.4}[value]  # the same with 1 in place of A
+        assert other.item() == pytest.approx(ones - value, rel=1e-6)
+
+
+def test_a_bound_of_the_proximal_policy_needs_one() -> None:
+    for loss in (token_kl_loss, importance_weights):
+        with pytest.raises(ConfigError, match="is about prox/behav, but only theta/behav weighs here"):
+            loss(**arguments(loss) | {"bound": Truncate(2.0, of="proximal")})
 
 
 def arguments(loss: Any, shape: tuple[int, int] = (3, 4)) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("torchrl", reason="needs pip install 'anybatch[torchrl]'")
+pytest.importorskip("torchrl", reason="needs pip install '.[torchrl]'")
 
 from tensordict import TensorDict
 from torch import Tensor, nn
@@ -201,5 +201,5 @@ def test_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrl.objectives", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'anybatch\[torchrl\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[torchrl\]'"):
         runpy.run_path(anybatch.integrations.torchrl.__file__)

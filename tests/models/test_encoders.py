@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import gymnasium as gym
@@ -51,10 +50,17 @@ def build(encoder: str, space: gym.Space[Any] = VECTOR, **options: Any) -> nn.Mo
     return build_encoder(ModelConfig(encoder=encoder, options=options), space)
 
 
-def test_impala_weight_norms_per_output_unit() -> None:
-    # First convolutions 1, dense 1.4, residual convolutions sqrt(1 / sqrt(3 stacks) / sqrt(2 blocks))
-    # = 6^(-1/4) = 0.638943.
-    encoder = ImpalaEncoder(HWC)
+@pytest.mark.parametrize(
+    ("options", "layers", "residual"),
+    [
+        # First convolutions 1, dense 1.4, residual convolutions sqrt(1 / sqrt(3 stacks) / sqrt(2 blocks))
+        # = 6^(-1/4) = 0.638943; 3 stacks x (1 + 2 blocks x 2) convolutions, and the dense layer.
+        ({}, 16, 0.638943),
+        ({"channels": 4, "blocks": 1}, 10, 0.759836),  # 3^(-1/4); 3 x (1 + 1 x 2) + 1
+    ],
+)
+def test_impala_weight_norms_per_output_unit(options: dict[str, int], layers: int, residual: float) -> None:
+    encoder = ImpalaEncoder(HWC, **options)
     found = {}
     for name, layer in encoder.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -63,11 +69,13 @@ def test_impala_weight_norms_per_output_unit() -> None:
             assert layer.bias is not None
             assert (layer.bias == 0).all()
             found[name] = float(norms[0].detach())
-    assert len(found) == 16
+    assert len(found) == layers
+    assert {layer.out_channels for layer in encoder.modules() if isinstance(layer, nn.Conv2d)} == (
+        {4} if options else {16, 32}
+    )
     for name, norm in found.items():
-        expected = 1.4 if name == "dense" else 0.638943 if "blocks" in name else 1.0
+        expected = 1.4 if name == "dense" else residual if "blocks" in name else 1.0
         assert norm == pytest.approx(expected, abs=1e-5), name
-    assert math.isclose(6**-0.25, 0.638943, abs_tol=1e-6)
 
 
 def test_images_may_come_in_any_layout() -> None:
@@ -209,7 +217,7 @@ def test_dictionary_options_go_where_they_fit() -> None:
     encoder = build("nature", space, depth=1, out_features=9)
     assert encoder.out_features == 9 + 64
     with pytest.raises(
-        ConfigError, match=r"'scale', which the encoder does not take; it takes depth, gain, out_features"
+        ConfigError, match=r"'scale', which the encoder does not take; it takes blocks, channels, depth, gain"
     ):
         build("auto", space, scale=1)
     with pytest.raises(ConfigError, match="empty Dict"):

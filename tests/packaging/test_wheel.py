@@ -109,7 +109,7 @@ def test_installs_and_trains(clean: Path, tmp_path: Path) -> None:
     assert trained.startswith("done: 8,192 steps")
     (trained_run,) = (str(path) for path in tmp_path.glob("runs/*"))
     assert "(20 episodes)" in run(clean, "anybatch", "eval", trained_run, "--episodes", "20", folder=tmp_path)
-    assert "anybatch[procgen]" in run(clean, "anybatch", "envs", folder=tmp_path)
+    assert "pip install '.[procgen]'" in run(clean, "anybatch", "envs", folder=tmp_path)
 
 
 def test_one_version_everywhere() -> None:

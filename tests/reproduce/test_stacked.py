@@ -45,7 +45,10 @@ def small(env: str = "CartPole-v1", *, preset: Any = ppo_ewma, **changes: Any) -
 
 STALE = {"rollout.source.kind": "delayed", "rollout.source.delay": 2, "policy.allow_stale_coupled": True}
 STALE |= {"policy_epochs": 3, "value_epochs": 3}
-SHORT = {"env.options": {"max_episode_steps": 9}, "model.architecture": "shared", "optimizer.schedule": "linear"}
+SHORT = {"env.options": {"max_episode_steps": 9}, "model.architecture": "shared", "optimizer.schedule": "linear"} | {
+    "policy.clip_schedule": "0:1 1:0.1",
+    "policy.entropy_schedule": "linear",
+}
 ONE = {"num_envs": 1, "total_env_steps": 96, "env.options": {"max_episode_steps": 20}, "objective": "kl"}
 PPG = {"preset": ppg_ewma, "aux.policy_iterations": 2, "aux.epochs": 2, "aux.minibatches": 4, "value_epochs": 2}
 MUJOCO = {"observation.normalize": True, "max_grad_norm": 0.1, "optimizer.shuffle": "samples", "policy_gain": 0.1}
@@ -96,7 +99,7 @@ STACKS = {
     ],
     "gymnasium": [small("gym:CartPole-v1"), small("gym:CartPole-v1", step_size=1e-3)],
 }
-NOT_IN_STACKS = {"env_steps_per_second", "policy_loss", "step_size"}
+NOT_IN_STACKS = {"clip", "entropy_coefficient", "env_steps_per_second", "policy_loss", "step_size"}
 
 
 @pytest.mark.procgen

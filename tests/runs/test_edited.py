@@ -12,25 +12,15 @@ import yaml
 
 from anybatch.cli.main import main
 from anybatch.config.io import read_yaml
-from anybatch.presets import ppo
 from anybatch.runs import checkpoint
 from anybatch.runs.evaluation import load_policy
 from anybatch.training import resume, train
+from small_runs import tiny_ppo
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    config = ppo(
-        "gym:CartPole-v1",
-        num_envs=2,
-        steps=4,
-        minibatches=2,
-        total_env_steps=16,
-        tensorboard=False,
-        device="cpu",
-        model={"encoder": "mlp", "options": {"width": 4, "depth": 1}},
-    )
-    train(config, tmp_path / "run", quiet=True)
+    train(tiny_ppo(), tmp_path / "run", quiet=True)
     return tmp_path / "run"
 
 

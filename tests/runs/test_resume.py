@@ -69,6 +69,7 @@ VARIANTS: dict[str, TrainConfig] = {
         **{"rollout.source": {"kind": "delayed", "delay": 1}},
     ),
     "separate-epochs": small(ppo_ewma, policy_epochs=1, value_epochs=2, architecture="dual", objective="kl"),
+    "coefficients": small(clip=0.02, clip_schedule="0:1 1:0.1", entropy_coefficient=0.5, entropy_schedule="linear"),
     "span-schedule-sgd": small(span=5.0, schedule="linear", optimizer={"kind": "sgd", "sgd_momentum": 0.9}),
     "box-actions": small(**{"env.id": "gym:Pendulum-v1"}),
     "normalised, clipped, shuffled": small(**{**NORMALIZED, "max_grad_norm": 0.5, "optimizer.shuffle": "samples"}),

@@ -17,13 +17,13 @@ import torch
 
 import anybatch.phase_storage.store as segments
 from anybatch.auxiliary_phase import AuxiliaryPhase
-from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import DivergenceError
 from anybatch.presets import ppg, ppg_ewma
 from anybatch.runs import checkpoint
 from anybatch.training import resume, train
 from runs.test_resume import differences, final_state, hooked, rows
+from small_runs import small_ppg
 
 ENVS, STEPS, N_PI, EPOCHS, MINIBATCHES = 4, 16, 3, 2, 8
 ITERATION = ENVS * STEPS
@@ -34,27 +34,8 @@ KINDS = ["ram", "disk"]
 def small(
     storage: str, preset: Callable[..., TrainConfig] = ppg_ewma, *, iterations: int = 8, **changes: Any
 ) -> TrainConfig:
-    config = preset(
-        "gym:CartPole-v1",
-        num_envs=ENVS,
-        steps=STEPS,
-        step_size=1e-2,
-        total_env_steps=iterations * ITERATION,
-        precision="fp32",
-        device="cpu",
-        tensorboard=False,
-        **{
-            "optimizer.minibatches": 4,
-            "model.encoder": "mlp",
-            "model.options": {"width": 8, "depth": 1},
-            "aux.policy_iterations": N_PI,
-            "aux.epochs": EPOCHS,
-            "aux.minibatches": MINIBATCHES,
-            "aux.step_size": 1e-2,
-            "aux.storage": storage,
-        },
-    )
-    return override(config, changes)
+    changes["aux.storage"] = storage
+    return small_ppg(preset, envs=ENVS, steps=STEPS, iterations=iterations, phase=N_PI, epochs=EPOCHS, **changes)
 
 
 @contextlib.contextmanager

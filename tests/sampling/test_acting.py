@@ -260,7 +260,7 @@ def features(shape: tuple[int, ...], dtype: Any) -> Any:
         (features((64,), np.float32), r"gave float32 \(64,\), where"),
         (features((4, 64), np.float64), r"gave float64 \(4, 64\), where"),
         (lambda self: lambda observation: torch.zeros(4, 64), r"gave Tensor, where"),
-        (lambda self: lambda observation: np.full((4, 64), np.nan, np.float32), "does not compute what its forward"),
+        (lambda self: lambda observation: np.full((4, 64), np.nan, np.float32), "differs from its forward"),
         (lambda self: 5, "must be a method without arguments that returns a function"),
         (lambda self, observation: observation, "must be a method without arguments that returns a function"),
         (True, "must be a method without arguments that returns a function"),

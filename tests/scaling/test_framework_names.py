@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
@@ -24,10 +25,11 @@ CLEANRL = {
 
 
 @pytest.mark.parametrize(
-    ("config", "kind"), [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPO")]
+    ("config", "kind"),
+    [(SMALL, "PPOEWMA"), (ppo("gym:CartPole-v1", num_envs=2), "PPO"), (ppg_ewma(num_envs=2), "PPOEWMA")],
 )
 def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
-    pytest.importorskip("stable_baselines3", reason="needs pip install 'anybatch[sb3]'")
+    pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
     names: dict[str, Any] = {"ENV_ID": "CartPole-v1", "POLICY": "MlpPolicy"}
     exec(str(translate(config, "sb3")), names)
     model, optimizer = names["model"], names["model"].policy.optimizer.param_groups[0]
@@ -40,11 +42,66 @@ def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
     if kind == "PPOEWMA":
         assert model.center_of_mass == pytest.approx(config.policy.center_of_mass)
         assert model.advantage_span == pytest.approx(config.advantage.span)
+        assert model.kl_coefficient == (1.0 if config.policy.objective == "kl" else None)
+
+
+@pytest.mark.parametrize("config", [SMALL, ppg_ewma(num_envs=2), ppo(num_envs=2, optimizer_kind="sgd")])
+def test_torchrl(config: TrainConfig) -> None:
+    pytest.importorskip("torchrl", reason="needs pip install '.[torchrl]'")
+    from torchrl.envs import GymEnv
+
+    import torchrl_ppo_ewma
+
+    actor, critic = torchrl_ppo_ewma.networks(4, 2)
+    names: dict[str, Any] = {"MAKE_ENV": lambda: GymEnv("CartPole-v1", categorical_action_encoding=True)}
+    exec(str(translate(config, "torchrl")), names | {"actor": actor, "critic": critic}, names)
+    loss, group = names["loss_module"], names["optimizer"].param_groups[0]
+    assert names["env"].num_workers == config.env.num_envs
+    assert names["buffer"].batch_size == config.iteration_batch / config.optimizer.minibatches
+    assert group["lr"] == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    assert loss.delay_actor is (config.policy.proximal == "ewma")
+    if config.policy.proximal == "ewma":
+        assert names["average"].beta == pytest.approx(1 - 1 / (1 + config.policy.center_of_mass))
+    if config.policy.objective == "kl":
+        assert (float(loss.beta), loss.increment, loss.decrement) == (config.policy.kl_coefficient, 1, 1)
+    names["collector"].shutdown()
+
+
+@pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPO")])
+def test_rsl_rl(config: TrainConfig, kind: str) -> None:
+    pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl_rl]'")
+    from rsl_rl.env import VecEnv
+    from rsl_rl.runners import OnPolicyRunner
+    from tensordict import TensorDict
+
+    class Still(VecEnv):
+        num_envs, num_actions, max_episode_length, device, cfg = 2, 3, 10, "cpu", {}
+
+        def get_observations(self) -> TensorDict:
+            return TensorDict({"policy": torch.zeros(2, 4)}, batch_size=[2])
+
+        def step(self, actions: torch.Tensor) -> Any:
+            raise NotImplementedError
+
+    names: dict[str, Any] = {}
+    exec(str(translate(config, "rsl_rl")), names)
+    model = {"class_name": "MLPModel", "hidden_dims": [8]}
+    actor = {**model, "distribution_cfg": {"class_name": "GaussianDistribution"}}
+    groups = {"actor": ["policy"], "critic": ["policy"]}
+    runner = names["runner"] | {"algorithm": names["algorithm"], "save_interval": 1, "obs_groups": groups}
+    algorithm = OnPolicyRunner(Still(), {**runner, "actor": actor, "critic": model}).alg
+    assert type(algorithm).__name__ == kind
+    assert algorithm.storage.num_transitions_per_env == config.rollout.steps
+    assert algorithm.num_mini_batches == config.optimizer.minibatches
+    assert algorithm.optimizer.param_groups[0]["lr"] == pytest.approx(config.optimizer.step_size, rel=1e-5)
+    if kind == "PPOEWMA":
+        assert algorithm.proximal.beta == pytest.approx(1 - 1 / (1 + config.policy.center_of_mass))
+        assert algorithm.normalizer.span == pytest.approx(config.advantage.span)
 
 
 @pytest.mark.parametrize("config", [SMALL, ppg_ewma()])
 def test_trl(config: TrainConfig, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl", reason="needs pip install 'anybatch[trl]'")
+    trl = pytest.importorskip("trl", reason="needs pip install '.[trl]'")
     rest = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "gradient_accumulation_steps": 2}
     rest |= {"per_device_train_batch_size": 8, "report_to": "none"}
     names: dict[str, Any] = {"GRPOConfig": lambda **x: trl.GRPOConfig(**rest, **x), "GRADIENT_ACCUMULATION_STEPS": 2}

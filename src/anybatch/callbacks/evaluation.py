@@ -14,6 +14,7 @@ from anybatch.config.schema import EnvConfig, EvalConfig
 from anybatch.distributed.random_state import separate_random_states
 from anybatch.distributed.state import State
 from anybatch.envs.factory import make
+from anybatch.envs.registry import given_environments
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
 from anybatch.runs.build import stream_seed
@@ -47,6 +48,11 @@ class PeriodicEvaluation(Callback):
         if self._env_steps is None:
             self._env_steps = run.env_steps
         env = self._env(run)
+        if given_environments(env.id) is not None:
+            raise ConfigError(
+                f"eval.every needs environments besides those of training, but {env.id} was passed as an object: pass "
+                "a function that makes it"
+            )
         with separate_random_states(0, run.device):  # an environment that cannot be made is reported at once
             games = make(env, 1, 0)
             try:

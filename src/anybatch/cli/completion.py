@@ -29,7 +29,9 @@ FIRST = {
 def main(shell: Literal["bash", "zsh"], /) -> int:
     """Print a script that completes anybatch's commands and options in a shell.
 
-    For this session: source <(anybatch completion bash); permanently: that line in ~/.bashrc.
+    For this session: source <(anybatch completion bash)
+
+    For every session: put that line into ~/.bashrc.
 
     Args:
         shell: Shell of the script.

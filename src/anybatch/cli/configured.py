@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
+from anybatch.config import fields
 from anybatch.config.frameworks import explain
 from anybatch.config.io import read_config_file
 from anybatch.config.schema import TrainConfig
@@ -16,6 +18,8 @@ from anybatch.presets import PRESETS
 
 T = TypeVar("T")
 
+PRESETS_IN_SHORT = "ppo, ppo-ewma, ppg, ppg-ewma; ppo-KIND or ppo-ewma-KIND with KIND control, mujoco or atari"
+"""The presets' names, for help pages."""
 PRESET = f"one of {', '.join(PRESETS)}, or the path of a config.yaml"
 """Allowed values of the first argument, in words."""
 _HELP_FLAGS = ("-h", "--help")
@@ -46,6 +50,12 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     return preset, base, tyro.cli(kind, args=rest, prog=prog, default=default)
 
 
+def given_fields(arguments: Sequence[str]) -> set[str]:
+    """Full names of the fields of the configuration that a command line sets."""
+    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+    return {name for name in fields.names() if f"--{name.replace('_', '-')}" in flags}
+
+
 def _load(preset: str) -> TrainConfig:
     if preset in PRESETS:
         return PRESETS[preset]()
@@ -60,6 +70,7 @@ def _print_help(topic: str, page: str, kind: type[T], default: T, prog: str) -> 
         print(page)
         raise SystemExit(0)
     if topic != "all":
+        topic = topic.replace("-", "_")
         sections = {**_sections(default.config), **_sections(default)}  # type: ignore[attr-defined]
         if topic not in sections:
             raise ConfigError(f"--help {topic} is not a section of options; there are {', '.join(sections)}, and all")

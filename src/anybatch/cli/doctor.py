@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from anybatch.scaling.conditions import validity
 
 
-def main(run: Path, /) -> int:
-    """Diagnose a run from its log: a line for each finding, then for each unmet condition of batch size-invariance.
+def main(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /) -> int:
+    """Diagnose a run from its log, and check the conditions of batch size-invariance.
 
     Args:
         run: Run folder; the run may still be in progress.

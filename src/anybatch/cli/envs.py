@@ -6,7 +6,9 @@ import dataclasses
 import shutil
 import textwrap
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
 
 from anybatch.errors import ConfigError
 
@@ -17,7 +19,10 @@ _MAX_IDS = 6  # per family, unless a word or --all asks for more
 
 
 def main(
-    words: tuple[str, ...] = (), /, family: Literal["all", "procgen", "gym", "envpool"] = "all", all: bool = False
+    words: Annotated[tuple[str, ...], tyro.conf.arg(metavar="[WORD...]", help_behavior_hint="")] = (),
+    /,
+    family: Literal["all", "procgen", "gym", "envpool"] = "all",
+    all: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """List the installed environments, and the commands that install the others.
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 
 def main(
-    run: Path,
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
     /,
     episodes: int = 100,
     seed: int = 0,
@@ -19,7 +22,9 @@ def main(
     trust_code: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Play complete episodes with a trained policy; Procgen runs on a limited set of levels also play unseen ones.
+    """Play complete episodes with a trained policy, and print their mean return.
+
+    After training on a limited set of Procgen levels, unseen levels follow.
 
     Args:
         run: Run folder.

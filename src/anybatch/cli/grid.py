@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 
 def main(
-    files: tuple[Path, ...],
+    files: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE...", help_behavior_hint="")],
     /,
     out: Path = Path("runs/grid"),
     launcher: Literal["local", "ray", "print"] = "local",
@@ -19,8 +22,14 @@ def main(
 ) -> int:
     """Train every run of a list; finished runs are skipped, interrupted runs continue.
 
-    A file is YAML with the entries base (a preset, or a config.yaml), set (values by field), variants, vary (lists of
-    values by field), and seeds. Example: {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
+    A file is YAML with these entries; the last five may be left out:
+    - base: a preset, or the path of a config.yaml
+    - set: values by field; and variants: names, each with values by field
+    - vary: lists of values by field, or divide_batch_by, in all combinations
+    - seeds: a number of seeds, or a list
+    - tuned_at: batch that the numbers come from, such as {num_envs: 256}
+
+    For example, {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
 
     Args:
         files: Files that list the runs.
@@ -32,11 +41,17 @@ def main(
         trust_code: Import the Python code (import.path:function) that the files name.
         quiet: Show no progress.
     """
-    from anybatch.grid.grid_file import read_grid
+    from anybatch.grid.grid_file import assumption, check_environment, read_grid
     from anybatch.grid.runner import run_grid
     from anybatch.presets import PRESETS
 
     jobs = [job for path in files for job in read_grid(path, PRESETS, trust_code=trust_code)]
+    for path in files:
+        check_environment(path, PRESETS)
+    for sentence in filter(None, map(assumption, files)):
+        print(sentence, file=sys.stderr)
+    for line in dict.fromkeys(str(finding) for job in jobs for finding in job.findings):
+        print(line, file=sys.stderr)
     result = run_grid(
         jobs, out, launcher=launcher, processes=processes, restarts=restarts, address=address, quiet=quiet
     )

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tyro
 
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError
-from anybatch.presets import PAPER, PRESETS
+from anybatch.presets import PAPER
 from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
 
@@ -28,21 +28,21 @@ _PARSE = ("train", "scale", "reproduce")  # they take the command line, the othe
 _HELP = f"""usage: anybatch COMMAND ...
 
 training
-  train PRESET     train; PRESET is {", ".join(PAPER)},
-                   {", ".join(x for x in PRESETS if x not in PAPER)}, or a config.yaml
+  train PRESET     train; PRESET is {", ".join(PAPER)}, one for
+                   control, mujoco or atari such as ppo-mujoco, or a config.yaml
   resume RUN       continue an interrupted run
-  grid FILE...     train a list of runs: here, on a Ray cluster, or as commands for a queue
+  grid FILE...     train a list of runs: here, on Ray, or in a queue
 results
-  eval RUN         play episodes with a trained policy and print their mean return
+  eval RUN         play episodes with a trained policy; print the mean return
   watch RUN        write a video of a trained policy
-  doctor RUN       diagnose a run, and check whether the scaling rules hold for it
+  doctor RUN       diagnose a run; check whether the scaling rules hold
   reproduce        the paper's figures and tables: list, run, status, draw
   report FOLDER... write a self-contained HTML page about results or runs
 batch size
   scale PRESET     show which hyperparameters change with the batch size
 this installation
-  envs             list the installed environments, and how to install the others
-  completion SHELL print a script that completes commands and options in bash or zsh
+  envs             list installed environments, and how to install others
+  completion SHELL print a script for completion in bash or zsh
   --version        print the version
 
 anybatch COMMAND --help explains the options of a command."""
@@ -65,7 +65,7 @@ def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP)
         return DONE if arguments else BAD_INPUT
-    command, *rest = [_expand_home(argument) for argument in arguments]
+    command, *rest = arguments
     if command == "--version":
         from anybatch._version import __version__
 
@@ -89,12 +89,6 @@ def _main(arguments: list[str]) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def _expand_home(argument: str) -> str:
-    """Expand ``~`` as a shell does, also in ``--out=~/runs``, where shells leave it."""
-    flag, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-    return f"{flag}{equals}{os.path.expanduser(value)}" if value.startswith("~/") else argument
 
 
 def _users_part(error: BaseException) -> BaseException:

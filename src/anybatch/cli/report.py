@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 
-def main(folders: tuple[Path, ...] = (), /, out: Path | None = None) -> int:
-    """Write one self-contained HTML page: figures, tables, commands, seeds, versions, machine.
+def main(
+    folders: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[FOLDER...]", help_behavior_hint="")] = (),
+    /,
+    out: Path | None = None,
+) -> int:
+    """Write one HTML page: figures, tables, commands, seeds, versions, machine.
 
     Args:
         folders: Folders of `anybatch reproduce run`, or run folders; by default runs/reproduce-laptop.

@@ -47,20 +47,20 @@ class StatusArguments:
         from anybatch.reproduce.results import ResultsFolder
 
         ending = "-smoke" if self.budget == "smoke" else ""
-        return ResultsFolder(self.out or Path("runs") / f"reproduce-{self.suite}{ending}")
+        return ResultsFolder((self.out or Path("runs") / f"reproduce-{self.suite}{ending}").expanduser())
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawArguments(StatusArguments):
-    """Draw again from the tables in the folder."""
+    """Draw the figures again from the tables."""
 
-    figure: tyro.conf.Positional[str]
+    figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
     """all, or a name from `anybatch reproduce list`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments(DrawArguments):
-    """Train what is missing, collect it in tables, and draw; interrupted runs continue."""
+    """Train what is missing, then write tables and figures."""
 
     dry_run: bool = False
     """Print an estimate of the work, and do nothing."""

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from anybatch.cli.train import finish
 
 
-def main(run: Path, /, total_env_steps: int | None = None, trust_code: bool = False, quiet: bool = False) -> int:
+def main(
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
+    /,
+    total_env_steps: int | None = None,
+    trust_code: bool = False,
+    quiet: bool = False,
+) -> int:
     """Continue an interrupted run from its newest checkpoint.
 
     Args:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from anybatch.cli.configured import parse
+from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
 from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
-from anybatch.presets import PRESETS
+from anybatch.presets import PRESETS, environments_for
+from anybatch.runs.files import CONFIG
 from anybatch.runs.trust import require_trust
-from anybatch.scaling.changes import Change, apply_changes
+from anybatch.scaling.changes import Change
 from anybatch.scaling.options import TrainScaling
-from anybatch.scaling.rescaling import FIELDS, rescale
+from anybatch.scaling.tuned_at import TunedAt, carry
 from anybatch.system.launcher import launcher_rank
 
 if TYPE_CHECKING:
@@ -30,16 +31,18 @@ if TYPE_CHECKING:
 
 _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
-{textwrap.fill(f"Train a policy. PRESET is {', '.join(PRESETS)}, or a config.yaml.", 80)}
+{textwrap.fill(f"Train a policy. PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80, break_on_hyphens=False)}
 
-  --env.id ID          procgen:GAME-MODE, gym:ID, envpool:ID, or
+  --env.id ID          needed: procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment
   --env.num-envs N     parallel environments; other numbers follow this one
+  --tuned-at.num-envs N  environments that your numbers were tuned with, if
+                       not those of PRESET; they are scaled from there
   --total-env-steps N  environment steps to train for
+  --init-from RUN      start with a run's weights; PRESET may be left out then
   --out DIR            run folder (default: runs/PRESET-ENV-seedN)
   --seed N             seed of the run (default: 0)
-  --precision P        auto, fp32 or bf16
-  --device D           auto, cpu, cuda or cuda:N
+  --precision P        auto, fp32 or bf16; --device D: auto, cpu, cuda, cuda:N
 
 all options: --help all; or --help SECTION, with SECTION one of
   env, model           environment; networks
@@ -48,7 +51,7 @@ all options: --help all; or --help SECTION, with SECTION one of
   advantage, policy    advantage estimation; objective and proximal policy
   optimizer, aux       optimiser and minibatches; auxiliary phase (PPG)
   eval, log            evaluation while training; logs
-  scaling              adjustments to a changed batch"""
+  scaling, tuned-at    adjustments to a changed batch; batch of the numbers"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,12 @@ class Arguments:
     """Run folder; by default runs/PRESET-ENV-seedN."""
     seed: int = 0
     """Seed of every random choice of the run."""
+    tuned_at: TunedAt = field(default_factory=TunedAt)
+    from_ppo: bool = False
+    """The hyperparameters are those of plain PPO: take the EWMA that limits the policy as it did."""
     scaling: TrainScaling = field(default_factory=TrainScaling)
+    init_from: Path | None = None
+    """Run whose weights, statistics and optimiser are the start; without PRESET its config.yaml is taken too."""
     go_on: bool = False
     """Continue the run in --out if it is the same one; do nothing if it is finished."""
     trust_code: bool = False
@@ -71,8 +79,15 @@ class Arguments:
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
+    arguments = _with_preset(arguments)
     preset, base, parsed = parse("train", arguments, Arguments, _HELP)
-    if preset not in PRESETS:
+    if preset in PRESETS:
+        if "env.id" not in given_fields(arguments):
+            raise ConfigError(
+                f"anybatch train {preset} needs an environment: --env.id, for example {environments_for(preset)}; "
+                "anybatch envs lists those that are installed"
+            )
+    else:
         given = {
             name for name in ("env.id", "model.encoder") if fields.get(parsed.config, name) != fields.get(base, name)
         }
@@ -80,42 +95,49 @@ def main(arguments: list[str]) -> int:
     from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.training import train
 
-    config, changes = scale_to_batch(base, parsed.config, arguments, parsed.scaling)
-    if changes and launcher_rank() == 0:
-        print(f"{report(base, validate(config), changes)}\nto train without these changes: --scaling.off")
+    config, changes = _scaled(base, parsed, given_fields(arguments))
+    keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}
     if parsed.go_on:
         from anybatch.grid.run_folder import train_or_resume
 
         if parsed.out is None:
             raise ConfigError("--go-on needs --out, the folder of the run to continue")
-        return finish(train_or_resume(config, parsed.out, parsed.seed, quiet=parsed.quiet, changes=changes))
+        return finish(train_or_resume(config, parsed.out, parsed.seed, **keywords))
     with joined_process_group():
         out = parsed.out or on_main(lambda: _free_folder(preset, config, parsed.seed))
-        return finish(train(config, out, parsed.seed, quiet=parsed.quiet, changes=changes))
+        return finish(train(config, out, parsed.seed, **keywords))
 
 
-def scale_to_batch(
-    base: TrainConfig, config: TrainConfig, arguments: Sequence[str], options: TrainScaling
-) -> tuple[TrainConfig, list[Change]]:
-    """Adjust what depends on the batch, if the command line has changed the batch of the preset or file.
+def _with_preset(arguments: list[str]) -> list[str]:
+    """The command line with the configuration of the run in --init-from as PRESET, if there is none."""
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
+        for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+            name, _, value = word.partition("=")
+            if name in ("--init-from", "--init_from") and (value or following):
+                return [str(Path(value or following).expanduser() / CONFIG), *arguments]
+    return arguments
 
-    The batch of ``base``, the preset or file, is the reference, so the config.yaml of a run trains again without
-    changes. ``config`` is the same after the command line; values given in ``arguments`` replace those of the rules.
 
-    Returns:
-        The configuration to train, and the changes; none if scaling is off or the batch is the base's.
+def _scaled(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> tuple[TrainConfig, list[Change]]:
+    """Adjust the numbers that depend on the batch, and print the changes.
+
+    The batch of ``base``, the preset or file, is the reference unless --tuned-at names another, so the config.yaml of
+    a run trains again without changes.
     """
-    batch, followers = FIELDS[:4], FIELDS[4:]
-    asked = {name: fields.get(config, name) for name in batch if fields.get(config, name) != fields.get(base, name)}
-    if options.off or not asked:
-        return config, []
-    flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
-    by_hand = {name: fields.get(config, name) for name in followers if f"--{name.replace('_', '-')}" in flags}
-    overrides = {name: value for name, value in by_hand.items() if value is not None}
-    # the rules start from the base's numbers, but from the user's choice of optimiser, proximal policy and so on
-    start = apply_changes(config, [Change(name, 0, fields.get(base, name), "", "") for name in FIELDS])
-    keywords = options.keywords() | {"staleness": options.staleness and base.stale}  # a fresh base has no age to keep
-    return rescale(start, *(asked.get(name) for name in batch), overrides=overrides, **keywords)
+    options, tuned_at = parsed.scaling, parsed.tuned_at
+    if options.off:
+        if tuned_at.numbers() or parsed.from_ppo:
+            raise ConfigError("--tuned-at and --from-ppo ask for scaled hyperparameters, and --scaling.off for none")
+        return parsed.config, []
+    carried = carry(base, parsed.config, given, tuned_at, options, ppo=parsed.from_ppo)
+    validate(carried.config)
+    if launcher_rank() == 0:
+        lines = [report(carried)] if carried.changes else carried.notes
+        if carried.changes and not (tuned_at.numbers() or parsed.from_ppo):
+            lines.append("to train without these changes: --scaling.off")
+        for line in lines:
+            print(line)
+    return carried.config, carried.changes
 
 
 def finish(result: TrainResult) -> int:

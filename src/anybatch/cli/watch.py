@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 
 def main(
-    run: Path,
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
     /,
     video: Path = Path("anybatch.mp4"),
     episodes: int = 1,

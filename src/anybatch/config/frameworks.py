@@ -42,7 +42,7 @@ class Framework:
     title: str
     """Name in sentences."""
     calls: dict[str, tuple[Row, ...]]
-    """Arguments by the text before them, a function or a command; {PPO} is replaced by the name of the class."""
+    """Arguments by the text before them, a function or a command, with the names of ``classes`` in braces."""
     notes: Callable[[TrainConfig], Iterator[str]]
     """One sentence for each property of a configuration without a counterpart."""
     known: tuple[Row, ...] = ()
@@ -51,6 +51,8 @@ class Framework:
     """Arguments are flags of a command, ``--name value`` on one line."""
     imports: Callable[[TrainConfig], list[str]] = lambda config: []
     """Lines before the calls."""
+    classes: Callable[[TrainConfig], dict[str, str]] = lambda config: {}
+    """Classes of the calls, by the name in braces."""
 
 
 def explain(name: str) -> str:
@@ -84,8 +86,12 @@ _NO_EARLY_STOP = "not used here, epochs are never cut short"
 
 
 def uses_ppo_ewma(config: TrainConfig) -> bool:
-    """Whether Stable-Baselines3 needs anybatch.integrations.sb3.PPOEWMA in place of its PPO."""
+    """Whether rsl_rl needs anybatch.integrations.rsl_rl.PPOEWMA in place of its PPO."""
     return config.policy.objective == "clip" and config.policy.proximal == "ewma"
+
+
+def _ewma(config: TrainConfig) -> bool:
+    return config.policy.proximal == "ewma"
 
 
 def _minibatch(config: TrainConfig) -> int:
@@ -117,6 +123,14 @@ def _optimizer(config: TrainConfig) -> str:
     return f"Adam's betas ({betas}) and epsilon {optimizer.adam_eps:g}"
 
 
+def _schedule_notes(config: TrainConfig) -> Iterator[str]:
+    if config.optimizer.schedule not in ("constant", "linear"):
+        yield f"optimizer.schedule {config.optimizer.schedule}: set its own schedule there; the step size is constant"
+    for name in ("clip", "entropy"):
+        if (schedule := getattr(config.policy, f"{name}_schedule")) != "constant":
+            yield f"policy.{name}_schedule {schedule}: set its own schedule there; the number is constant"
+
+
 def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: bool = False) -> Iterator[str]:
     """Properties that none of the PPOs has.
 
@@ -124,6 +138,7 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
     switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one.
     """
     policy, optimizer = config.policy, config.optimizer
+    yield from _schedule_notes(config)
     if policy.proximal != "behavior" and normalization:
         ewma = policy.proximal == "ewma"
         what = f"policy.center_of_mass {policy.center_of_mass:g}" if ewma else "policy.proximal recent"
@@ -153,10 +168,15 @@ def _ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: b
 # ---------------------------------------------------------------- Stable-Baselines3
 
 
+def _sb3_classes(config: TrainConfig) -> dict[str, str]:
+    return {"PPO": "PPOEWMA" if _ewma(config) else "PPO"}
+
+
 def _sb3_imports(config: TrainConfig) -> list[str]:
-    name, module = ("PPOEWMA", "anybatch.integrations.sb3") if uses_ppo_ewma(config) else ("PPO", "stable_baselines3")
+    name, module = _sb3_classes(config)["PPO"], "stable_baselines3"
     torch = [] if _adam(config) else ["import torch"]
-    return [*torch, "from stable_baselines3.common.env_util import make_vec_env", f"from {module} import {name}"]
+    source = "anybatch.integrations.sb3" if name == "PPOEWMA" else module
+    return [*torch, f"from {module}.common.env_util import make_vec_env", f"from {source} import {name}"]
 
 
 def _sb3_step(config: TrainConfig) -> object:
@@ -172,8 +192,12 @@ def _sb3_optimizer(config: TrainConfig) -> object:
 
 
 def _sb3_notes(config: TrainConfig) -> Iterator[str]:
-    normalization = "" if uses_ppo_ewma(config) else "normalize_advantage works on each minibatch"
-    yield from _ppo_notes(config, normalization, "clip_range")
+    ewma = _ewma(config)
+    yield from _ppo_notes(
+        config, "" if ewma else "normalize_advantage works on each minibatch", "" if ewma else "clip_range"
+    )
+    if ewma and _penalty(config) and config.policy.kl_estimator != "exact":
+        yield f"policy.kl_estimator {config.policy.kl_estimator}: no counterpart; the KL is exact"
 
 
 _SB3_ENV = (Row("env_id", "env.id", lambda config: Code("ENV_ID")), Row("n_envs", "env.num_envs"))
@@ -186,19 +210,20 @@ _SB3_PPO = (
     Row("learning_rate", "optimizer.step_size", _sb3_step),
     Row("gamma", "advantage.discount"),
     Row("gae_lambda", "advantage.gae_lambda"),
-    Row("clip_range", "policy.clip"),
+    Row("clip_range", "policy.clip", when=lambda config: not (_penalty(config) and _ewma(config))),
+    Row("kl_coefficient", "policy.kl_coefficient", when=lambda config: _penalty(config) and _ewma(config)),
     Row("ent_coef", "policy.entropy_coefficient"),
     Row("vf_coef", "optimizer.value_coefficient"),
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("normalize_advantage", "advantage.normalize"),
-    Row("center_of_mass", "policy.center_of_mass", when=uses_ppo_ewma),
+    Row("center_of_mass", "policy.center_of_mass", when=_ewma),
     Row(
         "advantage_span",
         "advantage.span",
         lambda x: x.advantage.span if x.advantage.normalize else 1.0,
-        when=uses_ppo_ewma,
+        when=_ewma,
     ),
-    Row("max_importance_ratio", "policy.max_importance_ratio", when=uses_ppo_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=_ewma),
     Row("policy_kwargs", "model.options", _sb3_optimizer),
 )
 _SB3_KNOWN = (
@@ -291,10 +316,23 @@ _RLLIB_KNOWN = (Row("kl_target", meaning="not used here, policy.kl_coefficient i
 # ---------------------------------------------------------------- rsl_rl
 
 
+_RSL_RL_EWMA = "anybatch.integrations.rsl_rl:PPOEWMA"
+
+
 def _rsl_rl_notes(config: TrainConfig) -> Iterator[str]:
-    yield from _ppo_notes(config, "advantages are normalised over each iteration", "clip_param", always=True)
+    ewma = uses_ppo_ewma(config)
+    yield from _ppo_notes(
+        config, "" if ewma else "advantages are normalised over each iteration", "clip_param", always=True
+    )
+    if ewma and not config.advantage.normalize:
+        yield "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
     if _linear(config):
         yield "optimizer.schedule linear: no counterpart; the learning rate is fixed, or follows desired_kl"
+    yield (
+        "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
+        "(Loss/learning_rate in rsl_rl's log)"
+        + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
+    )
     yield f"{_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
 
 
@@ -303,6 +341,8 @@ _RSL_RL_RUNNER = (
     Row("max_iterations", "", lambda x: math.ceil(x.total_env_steps / x.iteration_batch), _ITERATIONS),
 )
 _RSL_RL_PPO = (
+    Row("class_name", "policy.proximal", lambda config: _RSL_RL_EWMA if uses_ppo_ewma(config) else "PPO"),
+    Row("optimizer", "optimizer.kind"),
     Row("num_learning_epochs", "optimizer.policy_epochs"),
     Row("num_mini_batches", "optimizer.minibatches"),
     Row("learning_rate", "optimizer.step_size"),
@@ -315,8 +355,14 @@ _RSL_RL_PPO = (
     Row("use_clipped_value_loss", "", lambda config: False, _NO_VALUE_CLIPPING),
     Row("max_grad_norm", "optimizer.max_grad_norm", _norm),
     Row("normalize_advantage_per_mini_batch", "advantage.normalize", lambda config: False),
+    Row("center_of_mass", "policy.center_of_mass", when=uses_ppo_ewma),
+    Row("advantage_span", "advantage.span", when=uses_ppo_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=uses_ppo_ewma),
 )
-_RSL_RL_KNOWN = (Row("desired_kl", meaning="not used here, the step size does not follow the KL"),)
+_RSL_RL_KNOWN = (
+    Row("num_envs", "env.num_envs"),
+    Row("desired_kl", meaning="not used here, the step size does not follow the KL"),
+)
 
 # ---------------------------------------------------------------- TRL
 
@@ -328,6 +374,7 @@ def _reference(config: TrainConfig) -> bool:
 
 def _trl_notes(config: TrainConfig) -> Iterator[str]:
     optimizer, policy = config.optimizer, config.policy
+    yield from _schedule_notes(config)
     if _reference(config):
         yield (
             "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
@@ -361,7 +408,7 @@ _TRL = (
     Row("adam_beta2", "optimizer.adam_betas", lambda config: config.optimizer.adam_betas[1], when=_adam),
     Row("adam_epsilon", "optimizer.adam_eps", when=_adam),
     Row("optim", "optimizer.kind", when=lambda config: not _adam(config)),
-    Row("lr_scheduler_type", "optimizer.schedule"),
+    Row("lr_scheduler_type", "optimizer.schedule", lambda x: "linear" if _linear(x) else "constant"),
     Row("num_iterations num_ppo_epochs", "optimizer.policy_epochs"),
     Row("epsilon cliprange", "policy.clip", lambda config: 1e9 if _reference(config) else config.policy.clip),
     Row("max_grad_norm", "optimizer.max_grad_norm", lambda config: config.optimizer.max_grad_norm or 0.0),
@@ -388,6 +435,95 @@ _TRL_KNOWN = (
     Row("cliprange_value", meaning=_NO_VALUE_CLIPPING),
 )
 
+# ---------------------------------------------------------------- TorchRL
+
+
+def _torchrl_classes(config: TrainConfig) -> dict[str, str]:
+    optimizer = "Adam" if _adam(config) else "SGD"
+    return {"Loss": "KLPENPPOLoss" if _penalty(config) else "ClipPPOLoss", "Optimizer": f"torch.optim.{optimizer}"}
+
+
+def _torchrl_imports(config: TrainConfig) -> list[str]:
+    average = ["from anybatch.integrations.torchrl import EwmaUpdate"] if _ewma(config) else []
+    moments = ["from anybatch.normalize import AdvantageNormalizer"] if config.advantage.normalize else []
+    return [
+        "import torch",
+        "from torchrl.collectors import Collector",
+        "from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement",
+        "from torchrl.envs import SerialEnv",
+        f"from torchrl.objectives import {_torchrl_classes(config)['Loss']}",
+        "from torchrl.objectives.value import GAE",
+        *average,
+        *moments,
+    ]
+
+
+def _torchrl_notes(config: TrainConfig) -> Iterator[str]:
+    optimizer, steps = config.optimizer, []
+    yield from _ppo_notes(config, "", "")
+    if config.policy.proximal == "recent":
+        yield "policy.proximal recent: call SoftUpdate(loss_module, eps=0.0).step() before each iteration"
+    if config.advantage.normalize:
+        steps.append("normalizer.update(*moments(advantage)) once an iteration (anybatch.distributed.moments)")
+    if optimizer.max_grad_norm is not None:
+        steps.append(f"torch.nn.utils.clip_grad_norm_(loss_module.parameters(), {optimizer.max_grad_norm:g})")
+    if _linear(config):
+        steps.append("a torch.optim.lr_scheduler.LinearLR to 0")
+    if _ewma(config):
+        steps.append("average.step() after each gradient step")
+    epochs = f"{optimizer.policy_epochs} pass{'es' if optimizer.policy_epochs > 1 else ''} over the buffer an iteration"
+    yield f"your loop has {'; '.join([epochs, *steps])}"
+
+
+_TORCHRL = {
+    "env = SerialEnv": (
+        Row("num_workers", "env.num_envs", meaning="env.num_envs, or the number of worker processes"),
+        Row("create_env_fn", value=lambda config: Code("MAKE_ENV")),
+    ),
+    "collector = Collector": (
+        Row("create_env_fn", value=lambda config: Code("env")),
+        Row("policy", value=lambda config: Code("actor")),
+        Row("frames_per_batch", "", lambda x: x.iteration_batch, _ITERATION),
+        Row("total_frames", "total_env_steps"),
+    ),
+    "buffer = ReplayBuffer": (
+        Row("storage", value=lambda x: Code(f"LazyTensorStorage({x.iteration_batch})")),
+        Row("sampler", value=lambda config: Code("SamplerWithoutReplacement()")),
+        Row("batch_size", "optimizer.minibatches", _minibatch, _MINIBATCHES),
+    ),
+    "gae = GAE": (
+        Row("gamma", "advantage.discount"),
+        Row("lmbda", "advantage.gae_lambda"),
+        Row("value_network", value=lambda config: Code("critic")),
+    ),
+    "loss_module = {Loss}": (
+        Row("actor_network", value=lambda config: Code("actor")),
+        Row("critic_network", value=lambda config: Code("critic")),
+        Row("clip_epsilon", "policy.clip", when=lambda config: not _penalty(config)),
+        Row("beta", "policy.kl_coefficient", when=_penalty),
+        Row("increment", value=lambda config: 1.0, when=_penalty),  # beta stays as it is
+        Row("decrement", value=lambda config: 1.0, when=_penalty),
+        Row("entropy_coeff", "policy.entropy_coefficient"),
+        Row("critic_coeff", "optimizer.value_coefficient"),
+        Row("loss_critic_type", value=lambda config: "l2"),
+        Row("normalize_advantage", "advantage.normalize", lambda config: False),  # works on each minibatch
+        Row("delay_actor", "policy.proximal", lambda config: config.policy.proximal != "behavior"),
+        Row("max_importance_ratio", "policy.max_importance_ratio"),
+    ),
+    "average = EwmaUpdate": (
+        Row("loss_module", value=lambda config: Code("loss_module"), when=_ewma),
+        Row("center_of_mass", "policy.center_of_mass", when=_ewma),
+    ),
+    "normalizer = AdvantageNormalizer": (Row("span", "advantage.span", when=lambda x: x.advantage.normalize),),
+    "optimizer = {Optimizer}": (
+        Row("params", value=lambda config: Code("loss_module.parameters()")),
+        Row("lr", "optimizer.step_size"),
+        Row("betas", "optimizer.adam_betas", when=_adam),
+        Row("eps", "optimizer.adam_eps", when=_adam),
+        Row("momentum", "optimizer.sgd_momentum", when=lambda config: not _adam(config)),
+    ),
+}
+
 FRAMEWORKS = {
     "sb3": Framework(
         "Stable-Baselines3",
@@ -395,12 +531,14 @@ FRAMEWORKS = {
         _sb3_notes,
         _SB3_KNOWN,
         imports=_sb3_imports,
+        classes=_sb3_classes,
     ),
     "cleanrl": Framework("CleanRL", {"python cleanrl/ppo.py": _CLEANRL}, _cleanrl_notes, _CLEANRL_KNOWN, flags=True),
     "rllib": Framework(
         "RLlib", {"config.env_runners": _RLLIB_ENV, "config.training": _RLLIB_PPO}, _rllib_notes, _RLLIB_KNOWN
     ),
     "trl": Framework("TRL", {"GRPOConfig": _TRL}, _trl_notes, _TRL_KNOWN),
+    "torchrl": Framework("TorchRL", _TORCHRL, _torchrl_notes, imports=_torchrl_imports, classes=_torchrl_classes),
     "rsl_rl": Framework(
         "rsl_rl", {"runner = dict": _RSL_RL_RUNNER, "algorithm = dict": _RSL_RL_PPO}, _rsl_rl_notes, _RSL_RL_KNOWN
     ),

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from anybatch.config import fields
+from anybatch.config import fields, schedules
+from anybatch.config.encoders import encoder_path
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 
@@ -82,13 +83,13 @@ def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def read_config_file(path: Path) -> TrainConfig:
+def read_config_file(path: str | Path) -> TrainConfig:
     """Configuration in a run's config.yaml or a similar file; entries for version, seed and signature are ignored.
 
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.
     """
-    values = read_yaml(path)
+    values = read_yaml(Path(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold fields and sections")
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
@@ -108,6 +109,7 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             ``rollout_steps``, ``aux_step_size``), or by section with a dictionary of its fields
             (``optimizer={"step_size": 1e-3}``). A name that ends several fields is refused, except for the short
             names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
+            A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`, and an encoder a class.
 
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
@@ -117,6 +119,10 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
         if dataclasses.is_dataclass(fields.types()[full]) and isinstance(value, Mapping):
             config = override(config, {f"{full}.{key}": inner for key, inner in value.items()})
         else:
+            if full in schedules.SCHEDULES.values() and callable(value):
+                value = schedules.tabulate(full, value)
+            if full == "model.encoder" and not isinstance(value, str):
+                value = encoder_path(value)
             config = fields.replace(config, full, _convert(fields.types()[full], value, full))
     return config
 

@@ -24,6 +24,11 @@ class EnvConfig:
     """Options of the environment, as pairs: num_levels 200 start_level 0."""
     bootstrap_truncated: bool | None = None
     """Bootstrap the value where a time limit ends an episode; None means yes, except for Procgen."""
+    action_mask: str = "auto"
+    """Source of the mask of legal actions: a key of a Dict observation, info (info['action_mask']) or info:KEY; auto
+    takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
+    frame_stack: int = 1
+    """Number of the last images that an observation holds; 1 stacks none."""
     info_keys: tuple[str, ...] = ()
     """Keys of the environment's info, numbers such as is_success: their mean at the end of the last 100 episodes is the
     column info_KEY."""
@@ -62,11 +67,15 @@ class ModelConfig:
     """Policy and value networks."""
 
     encoder: str = "auto"
-    """impala, nature, mlp, import.path:Class, or auto (impala for images, else mlp)."""
+    """impala, nature, mlp, import.path:Class (in Python also the class), or auto (impala for images, else mlp)."""
     architecture: Literal["shared", "dual", "detach"] = "shared"
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the encoder, as pairs: width 64 depth 2 gain 1.4 for mlp."""
+    recurrent: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer behind the encoder, so that the policy remembers; trained on whole trajectories."""
+    recurrent_width: int | None = None
+    """Units of the recurrent layer; None takes as many as the encoder has features."""
     policy_gain: float | None = None
     """Gain of the policy head's orthogonal initialisation; None gives each output weights of norm 0.1."""
     value_gain: float | None = None
@@ -138,6 +147,8 @@ class PolicyConfig:
     """The decoupled clipped objective, or the decoupled KL-penalised one."""
     clip: float = 0.2
     """PPO clipping parameter epsilon."""
+    clip_schedule: str = "constant"
+    """Factor of clip over the run, as in optimizer.schedule."""
     kl_coefficient: float = 1.0
     """Coefficient beta of the KL penalty (objective kl)."""
     kl_estimator: Literal["exact", "half-squared"] = "exact"
@@ -154,6 +165,8 @@ class PolicyConfig:
     """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
     entropy_coefficient: float = 0.01
     """Coefficient of the entropy bonus."""
+    entropy_schedule: str = "constant"
+    """Factor of entropy_coefficient over the run, as in optimizer.schedule."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +177,9 @@ class OptimizerConfig:
     """Optimiser of policy and value."""
     step_size: float = 5e-4
     """Adam step size alpha, or the SGD learning rate."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Constant step size, or linear decay to 0 over the run's environment steps."""
+    schedule: str = "constant"
+    """Factor of the step size over the run: constant, linear (1 to 0), or points of the run's fraction and the factor,
+    like "0:1 0.5:1 1:0.1", with lines between them; in Python also a function of the fraction."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
     adam_eps: float = 1e-8

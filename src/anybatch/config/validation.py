@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from anybatch.config import fields
+from anybatch.config import fields, schedules
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError, shown
@@ -31,9 +31,11 @@ _RANGES: dict[str, Range] = {
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}"),
+    "env.frame_stack": _AT_LEAST_1,
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "observation.clip": _ABOVE_0,
+    "model.recurrent_width": (lambda x: x >= 1, "an integer of at least 1, or none"),
     "model.policy_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
     "model.value_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
     "model.gaussian.log_std": (lambda x: True, "a finite number"),
@@ -101,10 +103,12 @@ def validate(config: TrainConfig) -> TrainConfig:
         raise ConfigError(
             f"optimizer.adam_betas is {config.optimizer.adam_betas}, but both must be at least 0 and below 1"
         )
+    _check_schedules(config)
     _check_gaussian(config)
     _check_minibatches(config, config.env.num_envs)
     _check_policy(config)
     _check_source(config)
+    _check_recurrent(config)
     if config.eval.stop_at is not None and config.eval.every is None:
         raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
     return config
@@ -147,6 +151,17 @@ def _check_minibatches(config: TrainConfig, num_envs: int) -> None:
     time_chunks(num_envs, steps, config.optimizer.minibatches, config.optimizer.shuffle)
     if aux.enabled and aux.epochs:
         auxiliary_time_chunks(aux.policy_iterations, num_envs, steps, aux.minibatches_per_epoch)
+
+
+def _check_schedules(config: TrainConfig) -> None:
+    for name in schedules.SCHEDULES.values():
+        value = fields.get(config, name)
+        schedules.check(name, value)
+        if config.compile and name.startswith("policy.") and value != schedules.CONSTANT:
+            raise ConfigError(
+                f"{name} is {shown(value)}, but compile makes constants of the numbers in the losses; leave one of "
+                "them out"
+            )
 
 
 def _check_gaussian(config: TrainConfig) -> None:
@@ -206,6 +221,26 @@ def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
         raise ConfigError(
             "policy.proximal is behavior and the data is stale: limiting each step by the policy that sampled long "
             f"ago holds learning back, figure 1(c) of the paper; {remedy}"
+        )
+
+
+def _check_recurrent(config: TrainConfig) -> None:
+    kind = config.model.recurrent
+    if kind == "none":
+        return
+    if config.aux.enabled:
+        raise ConfigError(
+            f"model.recurrent is {kind}, but the auxiliary phase of PPG trains on observations without their history: "
+            "use ppo or ppo-ewma (aux.enabled false), or model.recurrent none"
+        )
+    if config.optimizer.shuffle == "samples":
+        raise ConfigError(
+            f"model.recurrent is {kind}, but optimizer.shuffle samples tears trajectories apart, and nothing would be "
+            "learned through time: set it to trajectories"
+        )
+    if config.compile:
+        raise ConfigError(
+            f"model.recurrent is {kind}, but compile would unroll every step of a trajectory: set it to false"
         )
 
 

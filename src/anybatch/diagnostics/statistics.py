@@ -115,7 +115,7 @@ class PolicySamples:
 class Averages:
     """Averages statistics over the gradient steps of an iteration.
 
-    Those of the policies are computed once, at the end, from what was kept of each step: step by step they would take
+    Those of the policies are computed once, at the end, from values kept at each step: step by step they would take
     longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
     the policy that sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs
     of its own on a shared encoder.

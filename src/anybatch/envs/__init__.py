@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from anybatch.envs.installed import EnvFamily, catalog
     from anybatch.envs.procgen import list_procgen, normalized_return
     from anybatch.envs.registry import environment_id, find_environment
+    from anybatch.envs.tensor import TensorEnv, TensorSteps, TensorVectorEnv
 
 __all__ = [
     "EnvFamily",
     "Steps",
+    "TensorEnv",
+    "TensorSteps",
+    "TensorVectorEnv",
     "VectorEnv",
     "catalog",
     "derive_seeds",
@@ -31,6 +35,9 @@ __getattr__ = lazy_attributes(
     {
         "EnvFamily": "installed",
         "Steps": "base",
+        "TensorEnv": "tensor",
+        "TensorSteps": "tensor",
+        "TensorVectorEnv": "tensor",
         "VectorEnv": "base",
         "catalog": "installed",
         "derive_seeds": "base",

@@ -19,6 +19,10 @@ Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]
 """A batch of observations (N, ...), or one such array for every key of a Dict space."""
 
 
+Games: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Rewards before clipping, and bool, the whole game is over, of the same shape."""
+
+
 @dataclass(frozen=True)
 class Steps:
     """Results of one step of N environments, K of whose episodes were cut by a time limit."""
@@ -38,6 +42,14 @@ class Steps:
     episode_info: Mapping[str, np.ndarray] | None = None
     """(N,) float64 for each key of env.info_keys: the numbers in the info of the steps that ended an episode, NaN
     elsewhere; None without such keys, or if no episode ended."""
+    games: Games | None = None
+    """(N,) where the environment clips rewards or a life is an episode, since returns are those of games; None where
+    games are episodes."""
+
+    @property
+    def counted(self) -> Games:
+        """(N,) rewards that returns are made of, and (N,) bool, where a return is complete."""
+        return self.games or (self.reward, self.done)
 
     @property
     def done(self) -> np.ndarray:

@@ -95,7 +95,7 @@ def _flag(value: Any, name: str, env_id: str) -> bool:
 
 @contextlib.contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Name what was running if user code in the block raises anything but an interrupt, ``sys.exit()`` included."""
+    """Name the call in the error if user code raises anything but an interrupt, ``sys.exit()`` included."""
     try:
         yield
     except BaseException as error:

@@ -12,9 +12,10 @@ import gymnasium
 import numpy as np
 
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
-from anybatch.envs.qt import load_qt
+from anybatch.envs.masks import mask_entry
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
-from anybatch.errors import ConfigError, EnvError, shown
+from anybatch.errors import ConfigError, EnvError, install_command, shown
+from anybatch.system.qt import load_qt
 
 # Keys of EnvPool's configuration that anybatch sets itself.
 _RESERVED = frozenset(
@@ -31,7 +32,7 @@ def import_envpool() -> Any:
     try:
         return importlib.import_module("envpool")
     except ImportError as error:
-        raise EnvError(f"EnvPool is needed and not installed ({error}): pip install 'anybatch[procgen]'.") from error
+        raise EnvError(f"EnvPool is needed and not installed ({error}): {install_command('procgen')}.") from error
 
 
 def task_ids() -> list[str]:
@@ -116,10 +117,12 @@ class EnvPoolVectorEnv:
         bootstrap_truncated: bool = True,
         render_size: int | None = None,
         rendering: bool = False,
+        action_mask: str = "auto",
     ) -> None:
         """`seeds`: one for each of the N environments.
 
-        `render_size`: width and height of frames in pixels; None is the environment's default.
+        `render_size`: width and height of frames in pixels; None is the environment's default. `action_mask` is
+        env.action_mask.
         """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
@@ -127,6 +130,8 @@ class EnvPoolVectorEnv:
         self.num_envs = num_envs = len(seeds)
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
+        self._episodic_life = bool(options.get("episodic_life"))  # of Atari: an episode ends with a life
+        self._has_games = self._episodic_life or bool(options.get("reward_clip"))
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
         if "env_seed" not in spec.config._fields:
             raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
@@ -146,7 +151,8 @@ class EnvPoolVectorEnv:
                 self._pool.observation_space,
                 self._pool.action_space,
             )
-            self._observations = Observations(self.native_spaces[0], env_id)
+            mask = mask_entry(action_mask, *self.native_spaces, env_id)
+            self._observations = Observations(self.native_spaces[0], env_id, mask)
             self._actions = Actions(self.native_spaces[1], env_id)
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
@@ -158,7 +164,8 @@ class EnvPoolVectorEnv:
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        observation = self._reset(self._ids)
+        observation = self._reset(self._ids, first=True)
+        self._observations.check_masks(observation)
         self._last = observation
         return observation
 
@@ -179,9 +186,12 @@ class EnvPoolVectorEnv:
         done = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(done):
             write(observation, done, self._reset(done))
+        self._observations.check_masks(observation)
         self._last = observation
-        numbers = None if self.episode_info is None else self.episode_info.pop()
-        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
+        games, numbers = None, None if self.episode_info is None else self.episode_info.pop()
+        if self._has_games:
+            games = np.asarray(info["reward"], dtype=np.float32), info["terminated"].astype(bool) | truncated
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers, games)
 
     def save_state(self) -> None:
         """Return None, because EnvPool has no access to its state."""
@@ -204,8 +214,13 @@ class EnvPoolVectorEnv:
             self._pool.close()
             self._pool = None  # EnvPool ends its threads on deletion
 
-    def _reset(self, ids: np.ndarray) -> Observation:
-        raw, info = self._pool.reset(ids)
+    def _reset(self, ids: np.ndarray, *, first: bool = False) -> Observation:
+        if self._episodic_life and not first:
+            # The step after an end begins the next life, or a new game after the last one; reset always begins a game.
+            action = np.zeros((len(ids), *self._action_shape[1:]), dtype=self.action_space.dtype)
+            raw, _, _, _, info = self._pool.step(action, ids)
+        else:
+            raw, info = self._pool.reset(ids)
         self._check_order(info, ids)
         observation = self._observations.batch(raw, len(ids), copy=False, env_index=ids)
         self._observations.check_finite(observation, ids)

@@ -13,12 +13,13 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
+from anybatch.config.masks import info_key
 from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import EpisodeInfo, VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv, user_code
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
-from anybatch.envs.registry import FORMS, check_not_standard, find_environment
+from anybatch.envs.registry import FORMS, GivenEnvironment, check_not_standard, find_environment, is_tensor_env
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError, user_code_error
 from anybatch.system.signals import ignoring_sigint
@@ -40,7 +41,7 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
     run_seeds = seed if isinstance(seed, Sequence) else [seed]
     env_seeds = [env_seed for one in run_seeds for env_seed in derive_seeds(one, num_envs // len(run_seeds))]
     env = _make(config, env_seeds, rendering)
-    if len(run_seeds) > 1 and isinstance(env, GymnasiumVector) and env.takes_one_seed:
+    if len(run_seeds) > 1 and getattr(env, "takes_one_seed", False):
         env.close()
         raise EnvError(
             f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
@@ -51,13 +52,33 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
             env.close()
             raise ConfigError(f"env.info_keys is {config.info_keys}, but environments like {config.id} have no info.")
         env.episode_info = EpisodeInfo(config.info_keys, num_envs, config.id)
+    if config.frame_stack > 1:
+        env = _stacking(env, config)
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)
+
+
+def _stacking(env: VectorEnv, config: EnvConfig) -> VectorEnv:
+    from anybatch.envs.frames import FrameStack
+
+    try:
+        if hasattr(env, "step_tensors"):
+            raise ConfigError(
+                f"env.frame_stack is {config.frame_stack}, but {config.id} gives tensors: stack its images there"
+            )
+        return FrameStack(env, config.frame_stack, config.id, config.action_mask)
+    except ConfigError:
+        env.close()
+        raise
 
 
 def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
     family, colon, name = config.id.partition(":")
     if not colon or not name:
         raise ConfigError(f"env.id is {config.id!r}, but must be {FORMS}{_suggest_family(config.id)}")
+    no_mask = family == "procgen" and config.action_mask not in ("auto", "none")
+    if no_mask or (family == "envpool" and info_key(config.action_mask) is not None):
+        where = "no masks" if no_mask else "no masks in info"
+        raise ConfigError(f"env.action_mask is {config.action_mask!r}, but {config.id} has {where}: set it to auto")
     if family == "procgen":
         from anybatch.envs.procgen import make_procgen
 
@@ -72,8 +93,8 @@ def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv
     if family == "envpool":
         return _make_envpool(name, config, seeds, rendering)
     if family == "gym":
-        return _make_gym(name, config.id, config.options, seeds, rendering)
-    return _make_callable(find_environment(config.id), config.id, config.options, seeds, rendering)
+        return _make_gym(name, config, seeds, rendering)
+    return _make_callable(find_environment(config.id), config, seeds, rendering)
 
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
@@ -135,10 +156,20 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
 
     env_id = f"envpool:{name}"
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
-    return EnvPoolVectorEnv(name, seeds, env_id=env_id, options=options, threads=config.threads, rendering=rendering)
+    return EnvPoolVectorEnv(
+        name,
+        seeds,
+        env_id=env_id,
+        options=options,
+        threads=config.threads,
+        rendering=rendering,
+        action_mask=config.action_mask,
+    )
 
 
-def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequence[int], rendering: bool) -> VectorEnv:
+def _make_gym(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    env_id: str = config.id
+    options: Mapping[str, Any] = config.options
     creator = _find_gym(name, env_id)
     if creator is not None:
         _check_names(options, creator, env_id, _GYM_OPTIONS)
@@ -155,7 +186,7 @@ def _make_gym(name: str, env_id: str, options: Mapping[str, Any], seeds: Sequenc
         except BaseException as error:
             raise user_code_error(error, f"making {env_id}") from error
 
-    return _vectorize(make_env, options, seeds, env_id)
+    return _vectorize(make_env, config, seeds)
 
 
 def _find_gym(name: str, env_id: str) -> Any:
@@ -186,19 +217,16 @@ def _render_modes(creator: Any) -> list[str]:
     return list(getattr(creator, "metadata", {}).get("render_modes", []))
 
 
-def _vectorize(
-    make_env: Callable[[], gymnasium.Env[Any, Any]],
-    options: Mapping[str, Any],
-    seeds: Sequence[int],
-    env_id: str,
-) -> VectorEnv:
-    vectorization = options.get("vectorization", "sync")
+def _vectorize(make_env: Callable[[], gymnasium.Env[Any, Any]], config: EnvConfig, seeds: Sequence[int]) -> VectorEnv:
+    env_id, vectorization = config.id, config.options.get("vectorization", "sync")
     if vectorization == "sync":
-        return GymnasiumLoop(make_env, seeds, env_id=env_id)
+        return GymnasiumLoop(make_env, seeds, env_id=env_id, action_mask=config.action_mask)
     if vectorization == "async":
         with ignoring_sigint():
             processes = _start_processes(make_env, len(seeds), env_id)
-        return GymnasiumVector(processes, seeds, env_id=env_id, copies_final_observation=True)
+        return GymnasiumVector(
+            processes, seeds, env_id=env_id, copies_final_observation=True, action_mask=config.action_mask
+        )
     raise ConfigError(
         f"env.options.vectorization is {vectorization!r}, and must be sync (one process) or async (one for each)."
     )
@@ -215,13 +243,9 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
         raise EnvError(f"A process of {env_id} died while it made its environment.") from error
 
 
-def _make_callable(
-    function: Callable[..., Any],
-    env_id: str,
-    options: Mapping[str, Any],
-    seeds: Sequence[int],
-    rendering: bool,
-) -> VectorEnv:
+def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
+    env_id: str = config.id
+    options: Mapping[str, Any] = config.options
     parameters = _parameters(function)
     is_vector = "num_envs" in parameters
     _check_names(options, function, env_id, () if is_vector else ("vectorization",))
@@ -231,18 +255,45 @@ def _make_callable(
     make_env = functools.partial(function, **kwargs)
     _check_arguments(make_env, parameters, env_id)
     if not is_vector:
-        return _vectorize(functools.partial(_make_single, make_env, env_id), options, seeds, env_id)
+        return _vectorize(functools.partial(_make_single, make_env, env_id), config, seeds)
     with user_code(f"making {env_id}"):
         env = make_env(num_envs=len(seeds))
+    given = isinstance(function, GivenEnvironment)
+    if is_tensor_env(env):
+        _check_number(env, len(seeds), env_id, given=given)
+        return _tensor_env(env, config, seeds[0], owned=not given)
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is "
             "expected."
         )
-    if env.num_envs != len(seeds):
+    _check_number(env, len(seeds), env_id)
+    return GymnasiumVector(env, seeds, env_id=env_id, action_mask=config.action_mask)
+
+
+def _tensor_env(env: Any, config: EnvConfig, seed: int, *, owned: bool) -> VectorEnv:
+    if config.step_timeout is not None:
+        raise ConfigError(
+            f"env.step_timeout is {config.step_timeout}, but {config.id} gives tensors, whose steps return before they "
+            "are done; set it to none"
+        )
+    from anybatch.envs.tensor import TensorVectorEnv
+
+    return TensorVectorEnv(env, seed, env_id=config.id, action_mask=config.action_mask, owned=owned)
+
+
+def _check_number(env: Any, number: int, env_id: str, *, given: bool = False) -> None:
+    """Raise an error if a vector environment has another number of environments than it was asked for."""
+    if env.num_envs == number:
+        return
+    if given:
+        raise ConfigError(
+            f"env.num_envs is {number} for this process, but {env_id} is an environment of {env.num_envs}: set "
+            f"env.num_envs {env.num_envs}, or pass a function that makes it"
+        )
+    if hasattr(env, "close"):
         env.close()
-        raise EnvError(f"{env_id} was asked for {len(seeds)} environments and returned {env.num_envs}.")
-    return GymnasiumVector(env, seeds, env_id=env_id)
+    raise EnvError(f"{env_id} was asked for {number} environments and returned {env.num_envs}.")
 
 
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from anybatch.envs import snapshot
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
+from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
 
@@ -26,8 +27,15 @@ class GymnasiumLoop:
     bootstrap_truncated = True
     episode_info: EpisodeInfo | None = None
 
-    def __init__(self, make_env: Callable[[], gymnasium.Env[Any, Any]], seeds: Sequence[int], *, env_id: str) -> None:
-        """`seeds`: one for each of the N environments."""
+    def __init__(
+        self,
+        make_env: Callable[[], gymnasium.Env[Any, Any]],
+        seeds: Sequence[int],
+        *,
+        env_id: str,
+        action_mask: str = "auto",
+    ) -> None:
+        """`seeds`: one for each of the N environments; `action_mask` is env.action_mask."""
         self.num_envs = num_envs = len(seeds)
         self._env_id = env_id
         self._envs: list[gymnasium.Env[Any, Any]] = []
@@ -35,8 +43,11 @@ class GymnasiumLoop:
             undo.callback(self.close)
             for _ in range(num_envs):
                 self._envs.append(make_env())
-            self.native_spaces = (self._envs[0].observation_space, self._envs[0].action_space)
-            self._observations = Observations(self.native_spaces[0], env_id)
+            native = self._envs[0].observation_space, self._envs[0].action_space
+            self._info_mask = InfoMask.of(action_mask, *native, env_id)
+            self.native_spaces = (self._info_mask.space if self._info_mask else native[0], native[1])
+            self._action_mask, self._mask = action_mask, mask_entry(action_mask, *self.native_spaces, env_id)
+            self._observations = Observations(self.native_spaces[0], env_id, self._mask)
             self._actions = Actions(self.native_spaces[1], env_id)
             undo.pop_all()
         warn_about_normalizers(self._envs[0], env_id)
@@ -49,9 +60,10 @@ class GymnasiumLoop:
     def reset(self) -> Observation:
         observation = self._observations.empty(self.num_envs)
         for index, env in enumerate(self._envs):
-            self._observations.put(observation, index, call_reset(env.reset, self._env_id, seed=self._seeds[index])[0])
+            self._observations.put(observation, index, self._first(env, index, seed=self._seeds[index]))
         self._seeds = [None] * self.num_envs  # later resets continue the random streams
         self._observations.check_finite(observation)
+        self._observations.check_masks(observation)
         self._last = observation
         return observation
 
@@ -63,7 +75,7 @@ class GymnasiumLoop:
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         final: Observation | None = None
-        index, self._steps = 0, self._steps + 1
+        index, self._steps, info_mask = 0, self._steps + 1, self._info_mask
         try:
             for index, env in enumerate(self._envs):
                 raw, one_reward, terminated[index], truncated[index], info = step_one(env, native[index], self._env_id)
@@ -74,14 +86,17 @@ class GymnasiumLoop:
                     if not terminated[index]:
                         # Copied before the reset, which may reuse the environment's own array.
                         final = self._observations.empty(self.num_envs) if final is None else final
-                        self._observations.put(final, index, raw)
-                    raw = call_reset(env.reset, self._env_id)[0]
+                        self._observations.put(final, index, info_mask.join_final(raw) if info_mask else raw)
+                    raw = self._first(env, index)
+                elif info_mask:
+                    raw = info_mask.join(raw, info, index)
                 self._observations.put(observation, index, raw)
         except UserCodeError as error:
             error.locate(f"environment {index}, step {self._steps}")
             raise
         check_reward(reward, self._env_id)
         self._observations.check_finite(observation)
+        self._observations.check_masks(observation)
         self._last = observation
         final_index = np.flatnonzero(truncated & ~terminated)
         if final is not None:
@@ -125,6 +140,15 @@ class GymnasiumLoop:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+    def _first(self, env: gymnasium.Env[Any, Any], index: int, **arguments: Any) -> Any:
+        """The first observation of an episode, with its mask if that comes from info."""
+        raw, info = call_reset(env.reset, self._env_id, **arguments)
+        if self._info_mask:
+            return self._info_mask.join(raw, info, index)
+        if arguments and not index:  # at the beginning of a run
+            warn_about_unused_mask(self._action_mask, self._mask, info, self.native_spaces[1], self._env_id)
+        return raw
 
     def _scalar(self, reward: Any, index: int) -> float:
         try:

@@ -13,6 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
+from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
 from anybatch.system.signals import describe_exit
@@ -38,11 +39,12 @@ class GymnasiumVector:
         *,
         env_id: str,
         copies_final_observation: bool = False,
+        action_mask: str = "auto",
     ) -> None:
         """`seeds`: one for each of its environments; one that is not Gymnasium's gets the first of them.
 
         `copies_final_observation`: the environments are wrapped in
-        :class:`anybatch.envs.contract.CheckedEnv`.
+        :class:`anybatch.envs.contract.CheckedEnv`. `action_mask` is env.action_mask.
         """
         self.num_envs = int(env.num_envs)
         self._env = env
@@ -51,8 +53,12 @@ class GymnasiumVector:
         with contextlib.ExitStack() as undo:
             undo.callback(env.close)
             self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
-            self.native_spaces = (env.single_observation_space, env.single_action_space)
-            self._observations = Observations(env.single_observation_space, env_id)
+            native = env.single_observation_space, env.single_action_space
+            self._info_mask = InfoMask.of(action_mask, *native, env_id)
+            self._masks = np.ones((self.num_envs, self._info_mask.size if self._info_mask else 0), np.float32)
+            self.native_spaces = (self._info_mask.space if self._info_mask else native[0], native[1])
+            self._action_mask, self._mask = action_mask, mask_entry(action_mask, *self.native_spaces, env_id)
+            self._observations = Observations(self.native_spaces[0], env_id, self._mask)
             self._actions = Actions(env.single_action_space, env_id)
             undo.pop_all()
         warn_about_normalizers(env, env_id)
@@ -68,9 +74,13 @@ class GymnasiumVector:
         self._last: Observation | None = None
 
     def reset(self) -> Observation:
-        raw, _ = self._call(lambda: call_reset(self._env.reset, self._env_id, seed=self._seed))
+        raw, infos = self._call(lambda: call_reset(self._env.reset, self._env_id, seed=self._seed))
+        if self._seed is not None:
+            warn_about_unused_mask(self._action_mask, self._mask, infos, self.native_spaces[1], self._env_id)
         self._seed = None
+        self._take_masks(infos, np.ones(self.num_envs, np.bool_))
         self._last = self._batch(raw)
+        self._observations.check_masks(self._last)
         return self._last
 
     def step(self, action: np.ndarray) -> Steps:
@@ -79,10 +89,13 @@ class GymnasiumVector:
             lambda: call_step(self._env.step, native, self._env_id)
         )
         self._steps += 1
-        observation = self._batch(raw)
         reward = self._vector(raw_reward, np.float32, "rewards")
         terminated = self._vector(raw_terminated, np.bool_, "terminations")
         truncated = self._vector(raw_truncated, np.bool_, "truncations")
+        done = terminated | truncated
+        # where the environments reset in the same step, infos are those of the new episodes
+        self._take_masks(infos, np.ones_like(done) if self._same_step else ~done)
+        observation = self._batch(raw)
         check_reward(reward, self._env_id)
         if self.episode_info is not None:
             ends = infos.get("final_info", infos) if self._same_step else infos
@@ -97,12 +110,13 @@ class GymnasiumVector:
         else:
             if len(final_index):
                 final = take(observation, final_index)
-            done = terminated | truncated
             if done.any():
                 # Rows that are not reset come back unchanged.
                 options = {"reset_mask": done}
-                raw, _ = self._call(lambda: call_reset(self._env.reset, self._env_id, options=options))
+                raw, infos = self._call(lambda: call_reset(self._env.reset, self._env_id, options=options))
+                self._take_masks(infos, done)
                 observation = self._batch(raw)
+        self._observations.check_masks(observation)
         self._last = observation
         numbers = None if self.episode_info is None else self.episode_info.pop()
         return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
@@ -154,7 +168,14 @@ class GymnasiumVector:
                 raise EnvError(reason) from error
             raise
 
+    def _take_masks(self, infos: dict[str, Any], rows: np.ndarray) -> None:
+        """Keep the masks of some environments, (N,) bool, if they come from infos."""
+        if self._info_mask:
+            self._info_mask.masks(infos, np.flatnonzero(rows), self._masks)
+
     def _batch(self, raw: Any) -> Observation:
+        if self._info_mask:
+            raw = self._info_mask.join_batch(raw, self._masks)
         observation = self._observations.batch(raw, self.num_envs, copy=True)  # its buffers may be reused
         self._observations.check_finite(observation)
         return observation
@@ -177,8 +198,8 @@ class GymnasiumVector:
             )
         final = self._observations.empty(len(index))
         for row, env_index in enumerate(index.tolist()):
-            # An array of observations, or for Dict spaces possibly an array for every key.
-            one = {k: v[env_index] for k, v in stored.items()} if isinstance(stored, dict) else stored[env_index]
+            one = _row(stored, env_index)
+            one = self._info_mask.join_final(one) if self._info_mask else one
             self._observations.put(final, row, one, env_index)
         self._observations.check_finite(final, index)
         return final
@@ -206,6 +227,13 @@ def _describe_dead_process(env: AsyncVectorEnv, env_id: str) -> str:
         if process.exitcode is not None:
             return f"The process of environment {index} of {env_id} {describe_exit(process.exitcode)}."
     return f"The connection to a process of {env_id} has broken."
+
+
+def _row(stored: Any, index: int) -> Any:
+    """One of many observations: an array of them, or an array for every entry of Dict and Tuple spaces."""
+    if isinstance(stored, dict):
+        return {key: _row(value, index) for key, value in stored.items()}
+    return tuple(_row(value, index) for value in stored) if isinstance(stored, tuple) else stored[index]
 
 
 def _kill(env: AsyncVectorEnv) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import gymnasium
 
 from anybatch.envs.procgen import GAMES, MODES, list_procgen, require_qt
-from anybatch.errors import EnvError
+from anybatch.errors import EnvError, install_command
 
-_PROCGEN = "pip install 'anybatch[procgen]'"
+_PROCGEN = install_command("procgen")
 # Gymnasium's own families by the module of their code: the package they import, and the command that installs it.
 _GYM_NEEDS = {
     "box2d": ("Box2D", "pip install 'gymnasium[box2d]'"),
@@ -32,7 +32,7 @@ class EnvFamily:
     ids: tuple[str, ...]
     """Their complete ids, sorted; if the family is not installed, those that are known anyway."""
     missing: str = ""
-    """The command that installs what is missing; empty if nothing is."""
+    """The command that installs them; empty if they are installed."""
 
 
 def catalog() -> list[EnvFamily]:

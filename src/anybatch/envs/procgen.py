@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, import_envpool, make_spec, task_ids
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import ConfigError, EnvError, install_command
 
 NORMALIZATION: dict[str, tuple[float, float]] = {
     "bigfish": (0.0, 40.0),
@@ -119,6 +119,6 @@ def require_qt() -> None:
         module.ProcgenEnvSpec  # noqa: B018 - raises the error of its import
     except (ImportError, AttributeError, RuntimeError) as error:
         raise EnvError(
-            "Procgen needs Qt 5: pip install 'anybatch[procgen]' (which includes PyQt5-Qt5), or install the "
+            f"Procgen needs Qt 5: {install_command('procgen')} (which includes PyQt5-Qt5), or install the "
             f"system's Qt 5 package, such as libqt5gui5 on Debian and Ubuntu. Loading it failed with: {error}"
         ) from error

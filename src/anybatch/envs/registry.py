@@ -17,8 +17,35 @@ _unnamed: dict[str, Callable[..., Any]] = {}
 _MAIN = ("__main__", "__mp_main__")  # another program in every process; the second in children of multiprocessing
 
 
+class GivenEnvironment:
+    """A vector environment of tensors that exists already, as a callable that returns it.
+
+    Simulators of which a process can have only one are passed as objects.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __call__(self, num_envs: int) -> Any:
+        """The environment, whatever number is asked for."""
+        return self.env
+
+
+def is_tensor_env(env: Any) -> bool:
+    """Whether an object is a vector of environments of tensors, see :class:`anybatch.envs.tensor.TensorEnv`."""
+    return all(hasattr(env, name) for name in ("device", "num_envs", "reset", "step")) and not isinstance(env, type)
+
+
+def given_environments(env_id: str) -> int | None:
+    """The number of environments of an object that was passed; None for an id that makes any number."""
+    env = _unnamed.get(env_id)
+    return int(env.env.num_envs) if isinstance(env, GivenEnvironment) else None
+
+
 def environment_id(env: str | Callable[..., Any]) -> str:
     """The id of an environment: a string as it is, a callable as ``import.path:function`` if that names it.
+
+    A vector environment of tensors may be passed as an object.
 
     Importing the path must give the very same object. For other callables (a lambda, a partial, a method of an object,
     a function whose name is that of the function it wraps, anything in ``__main__``) the id holds a ``#``: this process
@@ -34,6 +61,8 @@ def environment_id(env: str | Callable[..., Any]) -> str:
 
     if isinstance(env, EnvSpec):
         raise ConfigError(f"env is a specification; give its id, 'gym:{env.id}', or a function that makes it")
+    if is_tensor_env(env):
+        return _remembered(GivenEnvironment(env), f"{type(env).__module__}:{type(env).__qualname__}")
     if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(env):
         raise ConfigError(
             f"env is a {type(env).__name__}, but must be an id as text, or a function or class that makes an "
@@ -44,6 +73,11 @@ def environment_id(env: str | Callable[..., Any]) -> str:
     path = f"{module}:{name}"
     if _is_at(env, module, name):
         return path
+    return _remembered(env, path)
+
+
+def _remembered(env: Callable[..., Any], path: str) -> str:
+    """The id of a callable that no import path names; made when it is seen first."""
     for known, other in _unnamed.items():
         if _same(other, env):
             return known
@@ -137,6 +171,8 @@ def _is_at(env: Callable[..., Any], module: str, name: str) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     """Whether two callables are one object; Python makes the object of a method anew at every access."""
+    if isinstance(a, GivenEnvironment) and isinstance(b, GivenEnvironment):
+        return a.env is b.env
     if isinstance(a, MethodType) and isinstance(b, MethodType):
         return a.__self__ is b.__self__ and a.__func__ is b.__func__
     return a is b

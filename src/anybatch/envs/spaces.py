@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +10,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from anybatch.config.masks import ActionMask
 from anybatch.envs.base import Observation
+from anybatch.envs.masks import MaskEntry
 from anybatch.errors import EnvError
 
-_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and a flat Dict of these"
+_OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
 _ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
 
 
-class _UnfitError(Exception):
+class UnfitError(Exception):
     """An array does not fit its space; `row` is the first wrong row of a batch, if the rows are to blame."""
 
     def __init__(self, text: str, row: int | None = None) -> None:
@@ -28,7 +31,7 @@ class _UnfitError(Exception):
 class _Leaf:
     """One array of an observation, or an action: its space in the environment, and its form in anybatch."""
 
-    key: Any  # in the environment's Dict space; None outside of one
+    path: tuple[Any, ...]  # keys of Dict spaces and positions in Tuple spaces; empty outside of them
     native: gymnasium.Space[Any]
     space: gymnasium.Space[Any]
     dtype: np.dtype[Any]
@@ -38,15 +41,15 @@ class _Leaf:
     unbounded: bool = False  # whether any value of the dtype is within the bounds, as in images
 
     def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
-        """`raw` (*lead, *shape) in this leaf's dtype; raises _UnfitError if it does not fit the space."""
+        """`raw` (*lead, *shape) in this leaf's dtype; raises UnfitError if it does not fit the space."""
         try:
             array = np.asarray(raw)
         except ValueError as error:  # lists of different lengths
-            raise _UnfitError(f"is not an array: {error}") from error
+            raise UnfitError(f"is not an array: {error}") from error
         if array.shape != (*lead, *self.shape):
-            raise _UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
+            raise UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
         if array.dtype.kind not in ("iub" if self.dtype.kind in "iub" else "iubf"):
-            raise _UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
+            raise UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
         if self.bounds is not None and not (self.unbounded and array.dtype == self.dtype):
             self._check_bounds(array, len(lead))
         if array.dtype == self.dtype:
@@ -66,12 +69,47 @@ class _Leaf:
             index = tuple(int(i) for i in np.argwhere(outside)[0])
             least, greatest = (np.broadcast_to(bound, array.shape)[index] for bound in self.bounds)
             where = f" at {list(index[lead:])}" if self.shape else ""
-            raise _UnfitError(
+            raise UnfitError(
                 f"is {array[index]}{where}, where its space allows {least} to {greatest}", index[0] if lead else None
             )
 
 
-def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
+class _MaskLeaf(_Leaf):
+    """A mask of actions (n,), int8, however the environment shapes it."""
+
+    def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
+        """`raw` as (*lead, n); of a single MultiDiscrete action it may be a tuple of arrays."""
+        if isinstance(raw, tuple | list) and not lead:
+            raw = np.concatenate([np.ravel(part) for part in raw])
+        array = np.asarray(raw)
+        if array.shape[: len(lead)] != lead or array.size != int(np.prod(lead)) * self.shape[0]:
+            raise UnfitError(f"has shape {array.shape}, where {(*lead, *self.shape)} is expected")
+        if array.dtype.kind not in "biuf":
+            raise UnfitError(f"has dtype {array.dtype}, where a mask of actions has numbers")
+        array = array.reshape(*lead, *self.shape)
+        wrong = np.argwhere((array != 0) & (array != 1))
+        if len(wrong):
+            index = tuple(int(i) for i in wrong[0])
+            row = index[0] if lead else None
+            raise UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, where a mask has 1 or 0", row)
+        return array.astype(np.int8)
+
+    @classmethod
+    def of(cls, space: gymnasium.Space[Any], entry: MaskEntry) -> _MaskLeaf:
+        mask = ActionMask(entry.sizes)
+        return cls((entry.key,), space, mask, np.dtype(np.int8), (sum(mask.sizes),))
+
+
+def _paths(space: gymnasium.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The spaces inside of Dict and Tuple spaces, with the way to each."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        yield path, space
+        return
+    for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        yield from _paths(entry, (*path, key))
+
+
+def _leaf(space: gymnasium.Space[Any], key: tuple[Any, ...] = ()) -> _Leaf | None:
     """The leaf for `space`, or None if its kind is not supported."""
     if isinstance(space, spaces.Box):
         if space.dtype.kind != "f":
@@ -101,14 +139,20 @@ def _leaf(space: gymnasium.Space[Any], key: Any = None) -> _Leaf | None:
 
 
 class Observations:
-    """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported."""
+    """Checks and converts the observations of one environment id; raises EnvError for a space that is not supported.
 
-    def __init__(self, space: gymnasium.Space[Any], env_id: str) -> None:
+    Nested Dict and Tuple spaces become one flat Dict, whose keys join theirs by dots: ``arm.camera``, ``sensors.0``.
+    `mask` is the entry that masks actions, converted to an :class:`anybatch.config.masks.ActionMask`.
+    """
+
+    def __init__(self, space: gymnasium.Space[Any], env_id: str, mask: MaskEntry | None = None) -> None:
         self._env_id = env_id
-        self._is_dict = isinstance(space, spaces.Dict)
-        self._leaves: dict[str, _Leaf] = {}  # by name, which is the key as text
-        for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else [(None, space)]:
-            leaf = _leaf(entry, key)
+        self._mask = mask
+        self._is_dict = isinstance(space, spaces.Dict | spaces.Tuple)
+        self._leaves: dict[str, _Leaf] = {}  # by name, which is the path as text
+        for path, entry in _paths(space):
+            key = ".".join(map(str, path)) if self._is_dict else "None"
+            leaf = _leaf(entry, path) if mask is None or path != (mask.key,) else _MaskLeaf.of(entry, mask)
             if leaf is None:
                 where = f" has an entry '{key}' that" if self._is_dict else ""
                 hint = "; wrap the environment so that it leaves this entry out or encodes it" if self._is_dict else ""
@@ -116,9 +160,9 @@ class Observations:
                     f"The observation space of {env_id}{where} is a {type(entry).__name__}, "
                     f"and anybatch supports {_OBSERVATIONS}{hint}."
                 )
-            if str(key) in self._leaves:
+            if key in self._leaves:
                 raise EnvError(f"The observation space of {env_id} has two keys that read '{key}'; rename one of them.")
-            self._leaves[str(key)] = leaf
+            self._leaves[key] = leaf
         self.space: gymnasium.Space[Any] = (
             spaces.Dict({name: leaf.space for name, leaf in self._leaves.items()})
             if self._is_dict
@@ -135,7 +179,7 @@ class Observations:
             array = into[name] if isinstance(into, dict) else into
             try:
                 array[index] = leaf.convert(self._entry(raw, leaf), (), copy=False)
-            except _UnfitError as error:
+            except UnfitError as error:
                 raise self._error(error, name, index if env_index is None else env_index) from error
 
     def batch(self, raw: Any, count: int, copy: bool, env_index: np.ndarray | None = None) -> Observation:
@@ -147,7 +191,7 @@ class Observations:
         for name, leaf in self._leaves.items():
             try:
                 arrays[name] = leaf.convert(self._entry(raw, leaf), (count,), copy)
-            except _UnfitError as error:
+            except UnfitError as error:
                 row = error.row if error.row is None or env_index is None else int(env_index[error.row])
                 raise self._error(error, name, row) from error
         return self._pack(arrays)
@@ -157,8 +201,8 @@ class Observations:
         name, leaf = next(iter(self._leaves.items()))
         try:
             values = self._entry(raw, leaf)
-            one = np.ndim(values) == len(leaf.shape)
-        except _UnfitError as error:
+            one = np.ndim(values) == len(leaf.native.shape or ())
+        except UnfitError as error:
             raise self._error(error, name, None) from error
         if one:
             batch = self.empty(1)
@@ -166,7 +210,23 @@ class Observations:
         else:
             batch = self.batch(raw, len(values), copy=True)
         self.check_finite(batch)
+        self.check_masks(batch)
         return batch, one
+
+    def check_masks(self, observation: Observation) -> None:
+        """Raise EnvError if a mask of observations to act on leaves nothing to choose."""
+        if self._mask is None:
+            return
+        assert isinstance(observation, dict)
+        starts = np.cumsum((0, *self._mask.sizes[:-1]))
+        legal = np.logical_or.reduceat(observation[str(self._mask.key)], starts, axis=1)
+        if not legal.all():
+            row, part = (int(i) for i in np.argwhere(~legal)[0])
+            of_part = f" in part {part} of the action" if len(starts) > 1 else ""
+            raise EnvError(
+                f"The action mask of environment {row} of {self._env_id} allows nothing{of_part}: at least one choice "
+                "must be legal, unless the episode has ended."
+            )
 
     def check_finite(self, observation: Observation, env_index: np.ndarray | None = None) -> None:
         """Raise EnvError if a row holds NaN or infinity; `env_index` maps rows to environments."""
@@ -176,9 +236,9 @@ class Observations:
                 index = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
                 row = index[0] if env_index is None else int(env_index[index[0]])
                 where = f" at {list(index[1:])}" if leaf.shape else ""
-                raise self._error(_UnfitError(f"is not finite: it is {array[index]}{where}"), name, row)
+                raise self._error(UnfitError(f"is not finite: it is {array[index]}{where}"), name, row)
 
-    def _error(self, error: _UnfitError, name: str, env_index: int | None) -> EnvError:
+    def _error(self, error: UnfitError, name: str, env_index: int | None) -> EnvError:
         who = "The batch of observations" if env_index is None else f"The observation of environment {env_index}"
         entry = f", entry '{name}'," if self._is_dict else ""
         return EnvError(f"{who} of {self._env_id}{entry} {error}.")
@@ -187,9 +247,11 @@ class Observations:
         if not self._is_dict:
             return raw
         try:
-            return raw[leaf.key]
+            for key in leaf.path:
+                raw = raw[key]
+            return raw
         except (KeyError, TypeError, IndexError) as error:
-            raise _UnfitError("is missing") from error
+            raise UnfitError("is missing") from error
 
     def _pack(self, arrays: dict[str, np.ndarray]) -> Observation:
         return arrays if self._is_dict else arrays["None"]
@@ -217,7 +279,7 @@ class Actions:
         array = array.astype(self._native_dtype, copy=False)
         box = self._leaf.native
         if isinstance(box, spaces.Box) and self._native_dtype != np.float32:
-            array = np.clip(array, box.low, box.high)  # a float32 bound can lie just outside the float64 one
+            array = np.clip(array, box.low, box.high)  # a float32 bound can be just outside the float64 one
         return array
 
 

@@ -10,7 +10,11 @@ vary:                          # all combinations, for every variant
   divide_batch_by: [1, 4]      # by the scaling rules; any other name is a field of the configuration
   optimizer.step_size: [2.5e-4, 5e-4]
 seeds: [0, 1, 2]               # or 3, which means the same
+tuned_at: {num_envs: 256}      # optional: the batch that the numbers come from
 ```
+
+Numbers are used as they are written, like those of a preset in Python. With ``tuned_at`` they are scaled from that
+batch to the one that ``set``, ``variants`` and ``vary`` name.
 """
 
 from __future__ import annotations
@@ -20,14 +24,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from anybatch.config.fields import resolve
 from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
 from anybatch.runs.trust import require_trust
-from anybatch.scaling import scale
+from anybatch.scaling import Finding, scale, validity
+from anybatch.scaling.tuned_at import BATCH, FOLLOWERS, TunedAt, carry, divide
 
-_KEYS = ("base", "set", "variants", "vary", "seeds")
+_KEYS = ("base", "set", "variants", "vary", "seeds", "tuned_at")
 
 
 def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, trust_code: bool = False) -> list[Job]:
@@ -46,6 +52,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
     common = _mapping(grid.get("set") or {}, f"{path}: set")
     variants = _mapping(grid.get("variants") or {"": {}}, f"{path}: variants")
     vary = _mapping(grid.get("vary") or {}, f"{path}: vary")
+    tuned_at = _tuned_at(grid.get("tuned_at") or {}, path)
     for name, values in vary.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: vary: {name} is {shown(values)}, but must be a list of values")
@@ -57,18 +64,66 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config = _override_and_scale(base, {**common, **fields, **varied})
+                config, findings = _override_and_scale(base, {**common, **fields, **varied}, tuned_at)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             require_trust(config, path, trust_code=trust_code)
-            jobs += [Job(config, seed, label) for seed in _seeds(grid.get("seeds", [0]), path)]
+            jobs += [Job(config, seed, label, findings) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
 
-def _override_and_scale(base: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+def check_environment(path: Path, presets: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a grid file has a preset as its base and names no environment."""
+    grid = read_yaml(path)
+    common = {*(grid.get("set") or {}), *(grid.get("vary") or {})}
+    for variant in (grid.get("variants") or {"": {}}).values():
+        names = common | set(variant or {})
+        if (variant or {}).get("base", grid.get("base")) in presets and not names & {"env.id", "env_id", "env"}:
+            raise ConfigError(f"{path}: env.id is missing: set an environment, for example {{env.id: gym:CartPole-v1}}")
+
+
+def assumption(path: Path) -> str:
+    """A sentence about a grid file that has other batches and hyperparameters than its base without ``tuned_at``."""
+    grid = read_yaml(path)
+    if grid.get("tuned_at"):
+        return ""
+    variants = [x or {} for x in (grid.get("variants") or {}).values()]
+    names = {name for entry in (grid.get("set") or {}, *variants, grid.get("vary") or {}) for name in entry}
+    given = {resolve(name) for name in names - {"base", "divide_batch_by"}}
+    batch, followers = given & set(BATCH), sorted(given & set(FOLLOWERS))
+    if not (batch and followers):
+        return ""
+    return (
+        f"{path}: assumed to be for the batches in the file, and not scaled: {', '.join(followers)}; if tuned at "
+        "another, say which: tuned_at: {num_envs: N}"
+    )
+
+
+def _override_and_scale(
+    base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt
+) -> tuple[TrainConfig, tuple[Finding, ...]]:
     divide_batch_by = changes.pop("divide_batch_by", 1)
     config = override(base, changes)
-    return config if divide_batch_by == 1 else scale(config, divide_batch_by)[0]
+    given = {resolve(name) for name in changes}
+    if not tuned_at.numbers():
+        scaled, tuned = config if divide_batch_by == 1 else scale(config, divide_batch_by)[0], config
+    else:
+        common = base, config, given
+        carried = carry(*common, tuned_at) if divide_batch_by == 1 else divide(*common, divide_batch_by, tuned_at)
+        scaled, tuned = carried.config, carried.tuned
+    return scaled, () if scaled == tuned else tuple(validity(scaled, tuned))
+
+
+def _tuned_at(values: Any, path: Path) -> TunedAt:
+    try:
+        tuned_at = TunedAt(**_mapping(values, f"{path}: tuned_at"))
+        tuned_at.numbers()
+        return tuned_at
+    except (TypeError, ConfigError) as error:
+        raise ConfigError(
+            f"{path}: tuned_at is {shown(values)}, but must hold positive numbers of num_envs, rollout_steps, "
+            "minibatches or workers"
+        ) from error
 
 
 def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:

@@ -13,9 +13,10 @@ from anybatch._version import __version__
 from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.runs.trust import code_named
+from anybatch.scaling.findings import Finding
 
 JOB, LOG = "job.yaml", "log.txt"
-"""Files that a grid adds to a run folder: the configuration, and what the run printed."""
+"""Files that a grid adds to a run folder: the configuration, and the output of the run."""
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "interrupted"]
 """State of a job."""
@@ -30,6 +31,8 @@ class Job:
     """Seed of the run."""
     name: str = ""
     """Name in tables. The run and its folder depend on the configuration and the seed only."""
+    findings: tuple[Finding, ...] = ()
+    """Conditions of batch size-invariance that are not met, if the configuration is scaled."""
 
     @property
     def folder_name(self) -> str:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from anybatch.errors import AnybatchError, ConfigError
+from anybatch.errors import AnybatchError, ConfigError, install_command
 from anybatch.grid.job import LOG, Outcome
 from anybatch.system.processes import KILLED, ChildProcess, visible_gpus
 
@@ -58,7 +58,7 @@ class RayLauncher:
         try:
             import ray
         except ImportError as error:
-            raise AnybatchError("the launcher ray needs Ray: pip install 'anybatch[ray]'") from error
+            raise AnybatchError(f"the launcher ray needs Ray: {install_command('ray')}") from error
         self._ray = ray
         self._started_ray = not ray.is_initialized()
         if self._started_ray:

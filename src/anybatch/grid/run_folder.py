@@ -20,7 +20,13 @@ _TAIL_BYTES = 1 << 14
 
 
 def train_or_resume(
-    config: TrainConfig, folder: Path, seed: int, *, quiet: bool = False, changes: Sequence[Change] = ()
+    config: TrainConfig,
+    folder: Path,
+    seed: int,
+    *,
+    quiet: bool = False,
+    changes: Sequence[Change] = (),
+    init_from: Path | None = None,
 ) -> TrainResult:
     """Train a run, resume it from its newest checkpoint, or return the result if it is finished.
 
@@ -55,7 +61,7 @@ def train_or_resume(
             return result
         if on_main((folder / CONFIG).exists):
             return resume(folder, quiet=quiet, trust_code=True)  # the configuration is that of the caller
-        return train(config, folder, seed, quiet=quiet, changes=changes)
+        return train(config, folder, seed, quiet=quiet, changes=changes, init_from=init_from)
 
 
 def finished(folder: Path, config: TrainConfig) -> bool:

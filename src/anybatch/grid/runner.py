@@ -75,6 +75,7 @@ def run_grid(
     """
     if restarts < 0:
         raise ConfigError(f"restarts is {restarts}, but must be at least 0")
+    folder = Path(folder).expanduser()
     outcomes = plan(jobs, folder)
     pending = [outcome for outcome in outcomes if outcome.status != "done"]
     if launcher == "print":
@@ -89,7 +90,7 @@ def run_grid(
                 _run_jobs(outcomes, backend, display, restarts)
     finally:
         display.close(outcomes)
-        _write_index(outcomes, Path(folder))
+        _write_index(outcomes, folder)
     return GridResult(outcomes)
 
 

@@ -19,20 +19,21 @@ from torch.nn.functional import mse_loss
 
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.normalize import AdvantageNormalizer
-from anybatch.objectives import decoupled_clip_loss
+from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss
 from anybatch.proximal import EwmaProximal
 
 try:
     from stable_baselines3 import PPO
     from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.distributions import Distribution, kl_divergence
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.type_aliases import RolloutBufferSamples
     from stable_baselines3.common.utils import explained_variance
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.sb3 needs Stable-Baselines3: pip install 'anybatch[sb3]' ({error})", name=error.name
+        f"anybatch.integrations.sb3 needs Stable-Baselines3: {install_command('sb3')} ({error})", name=error.name
     ) from error
 
 
@@ -49,17 +50,19 @@ class Memory:
                 self.proximal = EwmaProximal(policy, center_of_mass)
             self.proximal.module.train(False)
         self.normalizer = AdvantageNormalizer(span)
+        self.device = policy.device
+        """Device of the policy."""
         self.loaded = False
         """Whether the last ``set_parameters`` brought a saved state."""
 
-    def log_prob(self, data: RolloutBufferSamples, actions: Tensor) -> Tensor:
-        """(B,) log pi_prox(a|s), without gradient; pi_behav's without an average."""
+    def distribution(self, data: RolloutBufferSamples) -> Distribution | None:
+        """pi_prox(.|s) of B samples, without gradient; None without an average."""
         if self.proximal is None:
-            return data.old_log_prob
+            return None
         policy = self.proximal.module
         assert isinstance(policy, ActorCriticPolicy)
         with torch.no_grad():
-            return policy.get_distribution(data.observations).log_prob(actions)
+            return policy.get_distribution(data.observations)
 
     def after_gradient_step(self) -> None:
         """theta_prox <- EWMA(theta)."""
@@ -72,25 +75,43 @@ class Memory:
             self.proximal.reset()
         self.normalizer = AdvantageNormalizer(self.normalizer.span)
 
-    def state_dict(self) -> dict[str, Any]:
-        proximal = {} if self.proximal is None else self.proximal.state_dict()
-        return {"proximal": proximal, "advantages": self.normalizer.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
-        """Restore what :meth:`state_dict` gave; always strictly."""
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors by name, on one device and without nesting, as Stable-Baselines3 expects of ``get_parameters()``."""
+        device, state = self.device, dict[str, Tensor]()
         if self.proximal is not None:
-            self.proximal.load_state_dict(state["proximal"])
-        self.normalizer.load_state_dict({name: x.cpu() for name, x in state["advantages"].items()})
+            saved = self.proximal.state_dict()
+            state = {f"proximal.{name}": x for name, x in saved["module"].items()}
+            state["terms"] = torch.tensor(float(saved["terms"]), dtype=torch.float64, device=device)
+        moments = self.normalizer.state_dict()
+        return state | {f"advantages.{name}": x.to(device) for name, x in moments.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
+        """Restore what :meth:`state_dict` gave, or, if not ``strict``, the part of it that is there.
+
+        Raises:
+            RuntimeError: ``strict``, and names are missing or unknown.
+        """
+        current = self.state_dict()
+        if strict and state.keys() != current.keys():
+            names = ", ".join(sorted(state.keys() ^ current.keys())[:5])
+            raise RuntimeError(f"the state of PPO-EWMA and the saved one differ in {names}")
+        state = {name: state.get(name, x) for name, x in current.items()}
+        if self.proximal is not None:
+            module = {name.removeprefix("proximal."): x for name, x in state.items() if name.startswith("proximal.")}
+            self.proximal.load_state_dict({"module": module, "terms": round(float(state["terms"]))})
+        moments = {name.removeprefix("advantages."): x for name, x in state.items() if name.startswith("advantages.")}
+        self.normalizer.load_state_dict({name: x.cpu() for name, x in moments.items()})
         self.loaded = True
 
 
 class PPOEWMA(PPO):
-    """Stable-Baselines3's PPO with the decoupled objective, a proximal EWMA and advantage moments over iterations.
+    """Stable-Baselines3's PPO with decoupled objectives, a proximal EWMA and advantage moments over iterations.
 
-    All of PPO's arguments, policies, callbacks, ``learn``, ``save`` and ``load`` are Stable-Baselines3's own; what is
-    different is :meth:`train`: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of
-    the weights (section 4, appendix A), and advantages are normalised by moments over iterations (section 4, third
-    adjustment), never over a minibatch. A saved model keeps the average and the moments.
+    All of PPO's arguments, policies, callbacks, ``learn``, ``save`` and ``load`` are those of Stable-Baselines3.
+    :meth:`train` differs: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of the
+    weights (section 4, appendix A), or L^KLPEN_decoupled penalises the KL from it, and advantages are normalised by
+    moments over iterations (section 4, third adjustment), never over a minibatch. A saved model keeps the average and
+    the moments.
 
     ``anybatch scale ppo-ewma --for sb3 --divide-batch-by 8`` prints the arguments for another batch size.
     """
@@ -101,6 +122,7 @@ class PPOEWMA(PPO):
         center_of_mass: float | None = 8.0,
         advantage_span: float = 1.0,
         max_importance_ratio: float = 100.0,
+        kl_coefficient: float | None = None,
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -113,6 +135,8 @@ class PPOEWMA(PPO):
             advantage_span: effective sample size of the advantage moments in iterations, 2/(1-beta)-1; 1 is the
                 current iteration alone.
             max_importance_ratio: cap on pi_theta/pi_behav.
+            kl_coefficient: beta of L^KLPEN_decoupled, whose KL[prox, theta] is exact, in place of clipping; None clips
+                with ``clip_range``.
             _init_setup_model: Stable-Baselines3's own; False leaves the networks to ``load``.
             **kwargs: those of ``stable_baselines3.PPO``.
 
@@ -123,6 +147,7 @@ class PPOEWMA(PPO):
         self.center_of_mass = center_of_mass
         self.advantage_span = advantage_span
         self.max_importance_ratio = max_importance_ratio
+        self.kl_coefficient = kl_coefficient
         super().__init__(*args, **{**kwargs, "_init_setup_model": False})
         if _init_setup_model:
             self._setup_model()
@@ -130,7 +155,7 @@ class PPOEWMA(PPO):
     def _setup_model(self) -> None:
         self._check()
         super()._setup_model()
-        if self.center_of_mass is not None and math.isinf(self._clip_range()):
+        if self.center_of_mass is not None and self.kl_coefficient is None and math.isinf(self._clip_range()):
             raise ConfigError(
                 "clip_range is inf, but clipping is the only term that uses the proximal EWMA; set a finite "
                 "clip_range, or center_of_mass None"
@@ -150,9 +175,16 @@ class PPOEWMA(PPO):
             )
         if not self.max_importance_ratio > 0:
             raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be above 0")
+        if self.kl_coefficient is not None and not 0 <= self.kl_coefficient < math.inf:
+            raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be at least 0, or None to clip")
+        if self.kl_coefficient is not None and age is None:
+            raise ConfigError(
+                "kl_coefficient is set, but center_of_mass None leaves the behaviour policy as the proximal one, whose "
+                "distributions Stable-Baselines3 does not keep; set a center_of_mass"
+            )
         if self.target_kl is not None:
             raise ConfigError(
-                f"target_kl is {self.target_kl}, but leaving out minibatches by what is seen on others biases the "
+                f"target_kl is {self.target_kl}, but leaving out minibatches because of the KL of others biases the "
                 "objective, and how many depends on the batch size; set target_kl None: clipping limits the policy"
             )
         if self.clip_range_vf is not None:
@@ -188,22 +220,34 @@ class PPOEWMA(PPO):
         self._record(seen, clip_range, buffer)
 
     def loss(self, data: RolloutBufferSamples, clip_range: float, seen: dict[str, list[float]]) -> Tensor:
-        """Scalar loss of B samples: minus L^CLIP_decoupled, minus the entropy bonus, plus the value loss.
+        """Scalar loss of B samples: minus the decoupled objective, minus the entropy bonus, plus the value loss.
 
         One value is added to each of the statistics, under the name that Stable-Baselines3 logs.
         """
         actions = data.actions.long().flatten() if isinstance(self.action_space, spaces.Discrete) else data.actions
         values, logp, entropy = self.policy.evaluate_actions(data.observations, actions)
-        logp_proximal = self.memory.log_prob(data, actions)
+        proximal = self.memory.distribution(data)
+        logp_proximal = data.old_log_prob if proximal is None else proximal.log_prob(actions)
         advantage = self.memory.normalizer(data.advantages) if self.normalize_advantage else data.advantages
-        policy_loss = decoupled_clip_loss(
-            logp,
-            logp_proximal,
-            data.old_log_prob,
-            advantage,
-            clip=clip_range,
-            max_importance_ratio=self.max_importance_ratio,
-        )
+        if self.kl_coefficient is None:
+            policy_loss = decoupled_clip_loss(
+                logp,
+                logp_proximal,
+                data.old_log_prob,
+                advantage,
+                clip=clip_range,
+                max_importance_ratio=self.max_importance_ratio,
+            )
+        else:
+            assert proximal is not None
+            policy_loss = decoupled_kl_loss(
+                logp,
+                data.old_log_prob,
+                advantage,
+                self._kl(proximal),
+                kl_coefficient=self.kl_coefficient,
+                max_importance_ratio=self.max_importance_ratio,
+            )
         entropy_loss = logp.mean() if entropy is None else -entropy.mean()
         value_loss = mse_loss(values.flatten(), data.returns)
         loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
@@ -221,6 +265,11 @@ class PPOEWMA(PPO):
         for name, value in statistics.items():
             seen[name].append(value.item())
         return loss
+
+    def _kl(self, proximal: Distribution) -> Tensor:
+        """(B,) KL[pi_prox(.|s), pi_theta(.|s)], with gradient, summed over the components of an action."""
+        kl = kl_divergence(proximal, self.policy.action_dist)  # that of the forward pass before
+        return kl if kl.dim() == 1 else kl.flatten(1).sum(1)
 
     def _record(self, seen: Mapping[str, list[float]], clip_range: float, buffer: RolloutBuffer) -> None:
         for name, values in seen.items():

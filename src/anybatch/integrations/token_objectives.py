@@ -5,58 +5,87 @@ number that the sum is divided by, is an argument without a default: each of the
 right for everybody. The names are those of :mod:`anybatch.objectives`: ``theta`` is trained, ``prox`` limits its
 speed, ``behav`` sampled the tokens. Everything is in fp32, and only ``theta`` carries a gradient.
 
-| level | weight theta/behav of a completion | gradient of its logarithm |
+Every token has a term, ``prox/behav * min(r A, clip(r, 1-low, 1+high) A)``. The two ratios in it, ``r = theta/prox``
+and the weight prox/behav, are taken at a level each:
+
+| level | ratio of a token | gradient of its logarithm |
 |---|---|---|
-| ``token`` | one for each token | that of the token's log-probability |
-| ``sequence_product`` | product over its tokens | sum over its tokens |
-| ``sequence_geometric_mean`` | that to the power of 1/length | mean over its tokens |
+| ``token`` | its own | that of the token's log-probability |
+| ``sequence_product`` | product over the tokens of its completion | sum over its tokens |
+| ``sequence_geometric_mean`` | that to the power of 1/length (GSPO) | mean over its tokens |
 
 The product is the importance weight of the whole completion, unbiased, with a variance that grows with its length. A
 token's own weight leaves out what came before it and the geometric mean shrinks every weight towards 1: both trade
 bias for variance.
+
+Terms are added up and divided by ``denominator``:
+
+| aggregation | ``aggregate`` | ``denominator``, over the whole gradient step |
+|---|---|---|
+| per token (DAPO) | ``token`` | ``count(mask, "token")`` |
+| per sequence (GRPO, GSPO) | ``sequence`` | ``count(mask, "sequence_product")``, which is that of completions |
+| constant length (Dr. GRPO) | ``token`` | ``count(mask, "sequence_product") * length`` |
+
+Tensors are (B, T) with one row for each completion, or packed: (T,) with ``sequence_ids``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from anybatch.errors import ConfigError
-from anybatch.objectives import check_alike, check_coefficient, check_mask, clipped_weight, known_true
+from anybatch.integrations.token_batches import Aggregate, Level, TokenBatch, check_choice, token_batch
+from anybatch.objectives import check_coefficient, clipped_weight, known_true
 
-Level: TypeAlias = Literal["token", "sequence_product", "sequence_geometric_mean"]
-"""One sample is a token, or a completion with the product or the geometric mean of its tokens' weights."""
+Subject: TypeAlias = Literal["theta", "proximal"]
+"""Numerator of the weight that a bound is about: theta/behav, or prox/behav."""
 
 _LARGEST_EXPONENT = 60.0  # exp of this is finite in fp32
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """Weights theta/behav above ``above`` become ``above``, and keep their gradient (appendix B: "below 100")."""
+    """Weights above ``above`` become ``above``.
+
+    Of theta/behav, which by default is meant (appendix B: "below 100"), a truncated sample keeps its gradient, with the
+    cap as its weight. Of prox/behav, the weight in front of the clipped ratio, it is the truncation of verl and AReaL.
+    """
 
     above: float
     """The cap, above 0; ``inf`` leaves every weight as it is."""
+    of: Subject = "theta"
+    """The weight that is truncated."""
 
     def __post_init__(self) -> None:
+        check_choice("of", self.of, Subject)
         if not self.above > 0:
             raise ConfigError(f"Truncate(above={self.above}) must be a number above 0, or inf for no bound")
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Samples whose weight theta/behav is outside ``[below, above]`` count as 0; the denominator still has them."""
+    """Samples whose weight is outside ``[below, above]`` count as 0; the denominator still has them."""
 
     below: float
     """The least weight that counts, at least 0."""
     above: float
     """The largest weight that counts; ``inf`` for no bound."""
+    of: Subject = "theta"
+    """The weight that is looked at: theta/behav, or prox/behav."""
+    level: Level | None = None
+    """Level at which it is looked at; None means that of the loss's weights."""
 
     def __post_init__(self) -> None:
+        check_choice("of", self.of, Subject)
+        if self.level is not None:
+            check_choice("level", self.level, Level)
         if not 0 <= self.below < self.above:
             raise ConfigError(
                 f"Mask(below={self.below}, above={self.above}) must have 0 <= below < above, or it hides everything"
@@ -75,57 +104,57 @@ def token_clip_loss(
     mask: Tensor,
     *,
     weight: Level,
-    bound: Bound,
+    bound: Bound | Sequence[Bound],
     denominator: float | Tensor,
     ratio: Level | None = None,
-    clip: float = 0.2,
+    aggregate: Aggregate | None = None,
+    clip: float | tuple[float, float] = 0.2,
+    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Minus the decoupled clipped objective L^CLIP_decoupled of section 2 over the tokens of B completions.
 
-    ``sum prox/behav * min(r A, clip(r, 1-eps, 1+eps) A) / denominator`` with ``r = theta/prox``. At level ``token``
+    ``sum prox/behav * min(r A, clip(r, 1-low, 1+high) A) / denominator`` with ``r = theta/prox``. At level ``token``
     with ``Truncate`` it is :func:`anybatch.objectives.decoupled_clip_loss` of the tokens that count.
 
     Args:
-        logp: (B, T) log pi_theta of each sampled token, with gradient.
+        logp: (B, T) log pi_theta of each sampled token, with gradient; (T,) for packed tokens, here and below.
         logp_proximal: (B, T) log pi_prox of it.
         logp_behavior: (B, T) log pi_behav of it, as it was when the token was sampled.
-        advantage: (B,) one for each completion, or (B, T) where ``ratio`` is ``token``.
+        advantage: (B,) one for each completion, or (B, T) where ``ratio`` is ``token``. For packed tokens (T,), the
+            same for all tokens of a completion where ``ratio`` is not ``token``.
         mask: (B, T) bool or 0 and 1, tokens that count; the others may hold anything, NaN included.
-        weight: the level of theta/behav, which ``bound`` acts on, and of prox/behav.
-        bound: :class:`Truncate` or :class:`Mask`; where ``ratio`` is another level it acts on the larger of theta/behav
-            and prox/behav, for then each token is weighted by the latter.
-        denominator: samples in the whole gradient step, over all micro-batches and workers: the sum of their
-            :func:`count` at the level ``ratio``. Divided by this, gradients of micro-batches add up to that of the
-            whole; where workers' gradients are averaged instead of added, divide it by their number.
-        ratio: the level of r, the ratio that is clipped; None means ``weight``. ``token`` goes with every weight: each
-            token is clipped alone, and then weighted by its completion's prox/behav.
-        clip: the clipping parameter epsilon, at least 0; ``inf`` switches clipping off.
+        weight: the level of prox/behav, and of theta/behav, which bounds act on.
+        bound: :class:`Truncate` or :class:`Mask`, or several of them. Where ``ratio`` is another level than ``weight``,
+            a bound on theta/behav acts on the larger of it and prox/behav, for the latter then weighs each token.
+        denominator: samples in the whole gradient step, over all micro-batches and workers, see the table above.
+            Divided by this, gradients of micro-batches add up to that of the whole; where workers' gradients are
+            averaged instead of added, divide it by their number.
+        ratio: the level of r, the ratio that is clipped; None means ``weight``.
+        aggregate: the terms of the sum; None means ``token`` where ``ratio`` is ``token``, otherwise ``sequence``.
+        clip: the clipping parameter epsilon, at least 0; ``inf`` switches clipping off. Two numbers (low, high), as in
+            DAPO, clip r to [1 - low, 1 + high].
+        sequence_ids: (T,) int64 or int32, for packed tokens: the number of each token's completion, from 0.
 
     Returns:
         Scalar loss; 0 if no token counts.
 
     Raises:
-        ConfigError: levels that do not go together, an advantage or a denominator that does not fit.
+        ConfigError: an option that is none, or an advantage or a denominator that does not fit.
         TypeError: an argument is no tensor, or of the wrong dtype.
         ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
     ratio = weight if ratio is None else ratio
-    _check_levels(ratio, weight)
-    mask = _checked_mask(mask, logp=logp, logp_proximal=logp_proximal, logp_behavior=logp_behavior)
-    advantage = _advantage(advantage, mask, ratio)
+    aggregate = _aggregate(aggregate, ratio, weight=weight, ratio=ratio)
+    tokens = token_batch(mask, sequence_ids, logp=logp, logp_proximal=logp_proximal, logp_behavior=logp_behavior)
+    advantage = tokens.advantage(advantage, ratio)
     _check_denominator(denominator)
-    check_coefficient("clip", clip, logp)
-    logp, prox, behav = (_zeroed(x, mask) for x in (logp, logp_proximal, logp_behavior))
-    log_ratio = _aggregate(logp - prox, mask, ratio)
-    log_total = _aggregate(logp.detach() - behav, mask, weight)  # theta/behav, which the bound is about
-    prefix = _aggregate(prox - behav, mask, weight)
-    # a token's weight is its own ratio times its completion's prefix, which is large, too, where theta has moved back
-    largest = log_total if ratio == weight else torch.maximum(log_total, prefix)
-    log_prefix = _bounded(prefix, largest, bound)
+    logp, prox, behav = (tokens.zeroed(x) for x in (logp, logp_proximal, logp_behavior))
+    log_ratio = tokens.at_level(logp - prox, ratio)
+    log_prefix, kept = _bounded_prefix(tokens, logp.detach() - behav, prox - behav, weight, ratio == weight, bound)
+    log_ratio, log_prefix = torch.broadcast_tensors(log_ratio, log_prefix)
     weights = torch.exp((log_ratio + log_prefix).clamp(max=_LARGEST_EXPONENT))
-    clipped = clipped_weight(weights, torch.exp(log_ratio.detach()), log_prefix.expand_as(log_ratio), clip)
-    counted = _units(mask, ratio) & _kept(log_total, bound) & _kept(largest, bound)
-    return -_total(torch.minimum(weights * advantage, clipped * advantage), counted) / denominator
+    clipped = clipped_weight(weights, torch.exp(log_ratio.detach()), log_prefix, clip)
+    return -tokens.total(torch.minimum(weights * advantage, clipped * advantage), kept, aggregate) / denominator
 
 
 def token_kl_loss(
@@ -136,9 +165,11 @@ def token_kl_loss(
     mask: Tensor,
     *,
     weight: Level,
-    bound: Bound,
+    bound: Bound | Sequence[Bound],
     denominator: float | Tensor,
     kl_coefficient: float,
+    aggregate: Aggregate | None = None,
+    sequence_ids: Tensor | None = None,
 ) -> Tensor:
     """Minus the decoupled KL-penalised objective L^KLPEN_decoupled of section 2 over the tokens of B completions.
 
@@ -147,70 +178,82 @@ def token_kl_loss(
     that :class:`Mask` hides keep their KL term, which does not depend on the weight.
 
     Args:
-        logp: (B, T) log pi_theta of each sampled token, with gradient.
+        logp: (B, T) log pi_theta of each sampled token, with gradient; (T,) for packed tokens, here and below.
         logp_behavior: (B, T) log pi_behav of it, as it was when the token was sampled.
-        advantage: (B,) one for each completion, or (B, T) where ``weight`` is ``token``.
+        advantage: (B,) one for each completion, or (B, T) where ``weight`` is ``token``; (T,) for packed tokens.
         kl: (B, T) KL[pi_prox, pi_theta] at each token, with gradient: exact over the vocabulary, or
             :func:`anybatch.objectives.half_squared_log_ratio` of the sampled tokens.
         mask: (B, T) bool or 0 and 1, tokens that count; the others may hold anything, NaN included.
         weight: the level of theta/behav.
-        bound: :class:`Truncate` or :class:`Mask`.
-        denominator: as for :func:`token_clip_loss`, at the level ``weight``.
+        bound: :class:`Truncate` or :class:`Mask` of theta/behav, or several of them.
+        denominator: as for :func:`token_clip_loss`.
         kl_coefficient: beta, at least 0; 0 removes the proximal policy.
+        aggregate: as for :func:`token_clip_loss`, None by the level ``weight``.
+        sequence_ids: (T,) int64 or int32, for packed tokens: the number of each token's completion, from 0.
 
     Returns:
         Scalar loss; 0 if no token counts.
 
     Raises:
-        ConfigError: an advantage or a denominator that does not fit.
+        ConfigError: an option that is none or needs prox/behav, or an advantage or a denominator that does not fit.
         TypeError: an argument is no tensor, or of the wrong dtype.
         ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
-    _check_levels(weight, weight)
-    mask = _checked_mask(mask, logp=logp, logp_behavior=logp_behavior, kl=kl)
-    advantage = _advantage(advantage, mask, weight)
+    aggregate = _aggregate(aggregate, weight, weight=weight)
+    tokens = token_batch(mask, sequence_ids, logp=logp, logp_behavior=logp_behavior, kl=kl)
+    advantage = tokens.advantage(advantage, weight)
     _check_denominator(denominator)
     check_coefficient("kl_coefficient", kl_coefficient, logp)
-    logp, behav, kl = (_zeroed(x, mask) for x in (logp, logp_behavior, kl if kl_coefficient else torch.zeros_like(kl)))
-    log_weight = _aggregate(logp - behav, mask, weight)
-    bounded = _bounded(log_weight, log_weight.detach(), bound).clamp(max=_LARGEST_EXPONENT)
-    units = _units(mask, weight)
-    gain = _total(torch.exp(bounded) * advantage, units & _kept(log_weight.detach(), bound))
-    return (kl_coefficient * _total(_aggregate(kl, mask, weight), units) - gain) / denominator
+    kl = torch.zeros_like(kl) if kl_coefficient == 0 else kl  # 0 times an infinite KL would be NaN
+    logp, behav, kl = (tokens.zeroed(x) for x in (logp, logp_behavior, kl))
+    log_weight, kept = _bounded_weight(tokens, logp - behav, weight, bound)
+    gain = tokens.total(torch.exp(log_weight.clamp(max=_LARGEST_EXPONENT)) * advantage, kept, aggregate)
+    penalty = tokens.total(tokens.at_level(kl, weight), tokens.mask, aggregate)
+    return (kl_coefficient * penalty - gain) / denominator
 
 
-def importance_weights(logp: Tensor, logp_behavior: Tensor, mask: Tensor, *, weight: Level, bound: Bound) -> Tensor:
+def importance_weights(
+    logp: Tensor,
+    logp_behavior: Tensor,
+    mask: Tensor,
+    *,
+    weight: Level,
+    bound: Bound | Sequence[Bound],
+    sequence_ids: Tensor | None = None,
+) -> Tensor:
     """The bounded weights theta/behav that the losses use, without gradient, for a log or another loss.
 
     Args:
-        logp: (B, T) log pi_theta of each sampled token.
+        logp: (B, T) log pi_theta of each sampled token; (T,) for packed tokens, here and below.
         logp_behavior: (B, T) log pi_behav of it.
         mask: (B, T) bool or 0 and 1, tokens that count.
         weight: the level.
-        bound: :class:`Truncate` or :class:`Mask`, which makes weights 0.
+        bound: :class:`Truncate` or :class:`Mask`, which makes weights 0, of theta/behav, or several of them.
+        sequence_ids: (T,) int64 or int32, for packed tokens: the number of each token's completion, from 0.
 
     Returns:
-        (B, T) at level ``token``, else (B, 1); 0 where nothing counts.
+        (B, T) at level ``token``, else (B, 1); (T,) for packed tokens; 0 where nothing counts.
 
     Raises:
-        ConfigError: ``weight`` is no level.
+        ConfigError: ``weight`` is no level, or a bound is about prox/behav.
         TypeError: an argument is no tensor, or of the wrong dtype.
         ValueError: shapes differ, or a mask holds something else than 0 and 1.
     """
-    _check_levels(weight, weight)
-    mask = _checked_mask(mask, logp=logp, logp_behavior=logp_behavior)
+    check_choice("weight", weight, Level)
+    tokens = token_batch(mask, sequence_ids, logp=logp, logp_behavior=logp_behavior)
     with torch.no_grad():
-        log_weight = _aggregate(_zeroed(logp, mask) - _zeroed(logp_behavior, mask), mask, weight)
-        bounded = torch.exp(_bounded(log_weight, log_weight, bound))
-        return torch.where(_units(mask, weight) & _kept(log_weight, bound), bounded, 0.0)
+        log_ratio = tokens.zeroed(logp) - tokens.zeroed(logp_behavior)
+        log_weight, kept = _bounded_weight(tokens, log_ratio, weight, bound)
+        return torch.where(tokens.units(weight) & kept, torch.exp(log_weight), 0.0)
 
 
-def count(mask: Tensor, level: Level) -> Tensor:
+def count(mask: Tensor, level: Level, sequence_ids: Tensor | None = None) -> Tensor:
     """Samples among B completions: tokens that count, or completions with at least one of them.
 
     Args:
-        mask: (B, T) bool or 0 and 1, tokens that count.
-        level: what is one sample.
+        mask: (B, T) bool or 0 and 1, tokens that count; (T,) for packed tokens.
+        level: whether a token or a completion is one sample.
+        sequence_ids: (T,) int64 or int32, for packed tokens: the number of each token's completion, from 0.
 
     Returns:
         Scalar int64; the sum over micro-batches and workers is the losses' denominator.
@@ -220,41 +263,18 @@ def count(mask: Tensor, level: Level) -> Tensor:
         TypeError: the mask is no tensor.
         ValueError: the mask is not (B, T), or holds something else than 0 and 1.
     """
-    _check_levels(level, level)
-    return _units(_checked_mask(mask), level).sum()
+    check_choice("level", level, Level)
+    return token_batch(mask, sequence_ids).count(level)
 
 
-def _check_levels(ratio: Level, weight: Level) -> None:
-    for name, level in (("weight", weight), ("ratio", ratio)):
-        if level not in get_args(Level):
-            raise ConfigError(f"{name} is {level!r}, but must be one of {', '.join(get_args(Level))}")
-    if ratio not in ("token", weight):
-        raise ConfigError(
-            f"ratio {ratio} does not go with weight {weight}: clip each token (ratio token), or completions with the "
-            "same level for both"
-        )
-
-
-def _checked_mask(mask: Tensor, **tokens: Tensor) -> Tensor:
-    """Check the arguments of each token, and make the mask a bool one.
-
-    Raises:
-        TypeError: an argument is no tensor, or of the wrong dtype.
-        ValueError: shapes differ, or are not (B, T); a mask holds something else than 0 and 1.
-    """
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"mask is a {type(mask).__name__}, but must be a tensor: torch.as_tensor(mask)")
-    if mask.dim() != 2:
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, but must be (B, T), the tokens of B completions")
-    counts = mask
-    if mask.dtype != torch.bool:
-        counts = mask != 0
-        if known_true(counts & (mask != 1)):  # such as weights of tokens, which would all become 1
-            raise ValueError("mask holds something else than 0 and 1, the tokens that count")
-    if tokens:
-        check_alike(**tokens)
-        check_mask("mask", counts, next(iter(tokens.values())))
-    return counts
+def _aggregate(aggregate: Aggregate | None, level: Level, **levels: Level) -> Aggregate:
+    """Check the options, and choose the aggregation that goes with a level by default."""
+    for name, value in levels.items():
+        check_choice(name, value, Level)
+    if aggregate is None:
+        return "token" if level == "token" else "sequence"
+    check_choice("aggregate", aggregate, Aggregate)
+    return aggregate
 
 
 def _check_denominator(denominator: float | Tensor) -> None:
@@ -267,50 +287,63 @@ def _check_denominator(denominator: float | Tensor) -> None:
         raise ConfigError(f"denominator is {float(denominator)}, but must be the number of samples, above 0")
 
 
-def _advantage(advantage: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """(B, 1) or (B, T) in fp32."""
-    check_alike(advantage=advantage)
-    if advantage.shape == mask.shape[:1]:
-        return advantage.float().unsqueeze(1)
-    if advantage.shape == mask.shape and level == "token":
-        return _zeroed(advantage, mask)
-    allowed = "(B,) or (B, T)" if level == "token" else "(B,), one for each completion"
-    raise ConfigError(
-        f"advantage has shape {tuple(advantage.shape)} for a mask of {tuple(mask.shape)}, but must be {allowed}"
-    )
+def _bounded_prefix(
+    tokens: TokenBatch, total: Tensor, prefix: Tensor, weight: Level, whole: bool, bound: Bound | Sequence[Bound]
+) -> tuple[Tensor, Tensor]:
+    """Logarithm of prox/behav at the level of the weights, within all bounds, and the samples that count.
+
+    Args:
+        tokens: the batch.
+        total: log theta/behav of each token, without gradient.
+        prefix: log prox/behav of each token.
+        weight: the level.
+        whole: whether r is at the same level, so that theta/behav is the weight of a sample, and no more than that.
+        bound: the bounds.
+    """
+    exact = {"theta": tokens.at_level(total, weight), "proximal": tokens.at_level(prefix, weight)}
+    # a token's weight is its own ratio times its completion's prefix, which is large, too, where theta has moved back
+    largest = exact["theta"] if whole else torch.maximum(exact["theta"], exact["proximal"])
+    result, kept = exact["proximal"], torch.ones_like(largest, dtype=torch.bool)
+    for each in _bounds(bound):
+        if isinstance(each, Truncate):
+            result = _truncated(result, largest if each.of == "theta" else exact["proximal"], each)
+        else:
+            level = weight if each.level is None else each.level
+            kept = kept & _kept(tokens.at_level(total if each.of == "theta" else prefix, level), each)
+            if each.of == "theta" and level == weight:
+                kept = kept & _kept(largest, each)
+    return result, kept
 
 
-def _zeroed(x: Tensor, mask: Tensor) -> Tensor:
-    """Masked tokens replaced by 0 before any arithmetic, so that what they hold reaches no gradient."""
-    return torch.where(mask, x.float(), 0.0)
+def _bounded_weight(
+    tokens: TokenBatch, log_ratio: Tensor, weight: Level, bound: Bound | Sequence[Bound]
+) -> tuple[Tensor, Tensor]:
+    """Logarithm of theta/behav at the level of the weights, within all bounds, and the samples that count."""
+    log_weight = tokens.at_level(log_ratio, weight)
+    result, exact, kept = log_weight, log_weight.detach(), torch.ones_like(log_weight, dtype=torch.bool)
+    for each in _bounds(bound):
+        if each.of != "theta":
+            raise ConfigError(f"{each} is about prox/behav, but only theta/behav weighs here: set of='theta'")
+        if isinstance(each, Truncate):
+            result = _truncated(result, exact, each)
+        else:
+            level = weight if each.level is None else each.level
+            kept = kept & _kept(tokens.at_level(log_ratio.detach(), level), each)
+    return result, kept
 
 
-def _aggregate(per_token: Tensor, mask: Tensor, level: Level) -> Tensor:
-    """(B, T) as it is, or (B, 1) sums or means over the tokens that count."""
-    if level == "token":
-        return per_token
-    total = per_token.sum(1, keepdim=True)
-    return total if level == "sequence_product" else total / mask.sum(1, keepdim=True).clamp(min=1)
+def _bounds(bound: Bound | Sequence[Bound]) -> Sequence[Bound]:
+    bounds = [bound] if isinstance(bound, (Truncate, Mask)) else list(bound)
+    if sum(isinstance(each, Truncate) for each in bounds) > 1:
+        raise ConfigError("bound has Truncate twice, but can have it once, besides any number of Mask")
+    return bounds
 
 
-def _units(mask: Tensor, level: Level) -> Tensor:
-    """(B, T) or (B, 1) bool, the samples that count."""
-    return mask if level == "token" else mask.any(1, keepdim=True)
+def _truncated(log_weight: Tensor, exact: Tensor, bound: Truncate) -> Tensor:
+    """``log_weight`` less what ``exact`` has above the cap: the behaviour policy is raised by that much."""
+    return log_weight - (exact - math.log(bound.above)).clamp(min=0)
 
 
-def _bounded(log_weight: Tensor, log_total: Tensor, bound: Bound) -> Tensor:
-    """``log_weight`` less what ``log_total`` has above the cap: the behaviour policy is raised by that much."""
-    if isinstance(bound, Mask):
-        return log_weight
-    return log_weight - (log_total - math.log(bound.above)).clamp(min=0)
-
-
-def _kept(log_total: Tensor, bound: Bound) -> Tensor:
-    if isinstance(bound, Truncate):
-        return torch.ones_like(log_total, dtype=torch.bool)
+def _kept(log_weight: Tensor, bound: Mask) -> Tensor:
     least = math.log(bound.below) if bound.below else -math.inf
-    return (log_total >= least) & (log_total <= math.log(bound.above))
-
-
-def _total(value: Tensor, counted: Tensor) -> Tensor:
-    return torch.where(counted, value, 0.0).sum()
+    return (log_weight >= least) & (log_weight <= math.log(bound.above))

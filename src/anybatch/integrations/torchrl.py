@@ -1,8 +1,8 @@
 """The proximal EWMA for TorchRL's losses (extra ``anybatch[torchrl]``).
 
 TorchRL's ``ClipPPOLoss`` and ``KLPENPPOLoss`` have the decoupled objectives of section 2 since 0.14: with
-``delay_actor=True`` their target actor is the proximal policy, and ``max_importance_ratio`` is our cap. What they lack
-is the average itself: their ``SoftUpdate`` gives the initial weights far more weight than appendix A does.
+``delay_actor=True`` their target actor is the proximal policy, and ``max_importance_ratio`` is our cap. They lack
+the average itself: their ``SoftUpdate`` gives the initial weights far more weight than appendix A does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, install_command
 from anybatch.proximal import accumulate_, decay_of, full_precision, sum_of_powers
 
 try:
@@ -22,7 +22,7 @@ try:
     from torchrl.objectives.utils import TargetNetUpdater
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.torchrl needs TorchRL: pip install 'anybatch[torchrl]' ({error})", name=error.name
+        f"anybatch.integrations.torchrl needs TorchRL: {install_command('torchrl')} ({error})", name=error.name
     ) from error
 
 

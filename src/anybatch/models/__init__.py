@@ -10,6 +10,7 @@ from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder
 from anybatch.models.precision import resolve_device, resolve_precision
+from anybatch.models.recurrent import RecurrentEncoder
 
 __all__ = [
     "ActionSpec",
@@ -23,6 +24,7 @@ __all__ = [
     "MultiCategorical",
     "NatureEncoder",
     "Policy",
+    "RecurrentEncoder",
     "build_agent",
     "build_encoder",
     "resolve_device",

@@ -1,4 +1,4 @@
-"""From a Gymnasium action space to a distribution, and from sampled actions to what the environment takes."""
+"""From a Gymnasium action space to a distribution, and from sampled actions to those of the environment."""
 
 from __future__ import annotations
 
@@ -62,6 +62,7 @@ class ActionSpec:
         self._sizes: tuple[int, ...] = ()
         self.dtype = torch.int64
         self._as_is = False  # whether sampled actions need no conversion
+        self._on_device: tuple[Tensor, ...] | None = None  # scale, centre and bounds of a Box
         if isinstance(space, gym.spaces.Discrete):
             self.shape, self.num_params = (), int(space.n)
             self._as_is = space.start == 0 and space.dtype == np.int64
@@ -123,6 +124,17 @@ class ActionSpec:
     def to_env(self, action: Tensor) -> npt.NDArray[Any]:
         """Convert actions (..., *shape) to the environment's form: (..., *space.shape) in the space's dtype."""
         return self.array_to_env(action.detach().cpu().numpy())
+
+    def tensor_to_env(self, action: Tensor) -> Tensor:
+        """:meth:`to_env` on the device of ``action``, for environments of tensors: int64, or float32 for a Box."""
+        if not isinstance(self.space, gym.spaces.Box):
+            return action
+        if self._on_device is None or self._on_device[0].device != action.device:
+            numbers = (self._scale, self._center, self.space.low, self.space.high)
+            self._on_device = tuple(torch.as_tensor(x, dtype=torch.float32, device=action.device) for x in numbers)
+        scale, center, low, high = self._on_device
+        action = action.tanh() if self.squashed else action
+        return torch.addcmul(center, action, scale).clamp(low, high)
 
     def array_to_env(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """:meth:`to_env` of an array."""

@@ -16,9 +16,11 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.distributions import Distribution
 from anybatch.models.encoder import build_encoder
 from anybatch.models.layers import head
+from anybatch.models.masks import Masking
 from anybatch.models.normalizer import EnvObservation, ObservationNormalizer
 from anybatch.models.precision import encode
-from anybatch.observations import Observation
+from anybatch.models.recurrent import RecurrentEncoder
+from anybatch.observations import Inputs, Sequences
 
 
 class GaussianHead(nn.Module):
@@ -80,9 +82,11 @@ class Policy(nn.Module):
         *,
         gaussian: GaussianConfig | None = None,
         gain: float | None = None,
+        masking: Masking | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.masking = masking
         self.action_spec = action_spec
         self.precision: Literal["fp32", "bf16"] = precision
         features = int(getattr(encoder, "out_features"))  # noqa: B009
@@ -92,16 +96,31 @@ class Policy(nn.Module):
             else head(features, action_spec.num_params, gain)
         )
 
-    def features(self, observation: Observation) -> Tensor:
+    def encoder_input(self, observation: Inputs) -> Inputs:
+        """The observation without its mask, if it has one: what encoders take."""
+        return observation if self.masking is None else self.masking.rest(observation)
+
+    def features(self, observation: Inputs) -> Tensor:
         """The encoder's output (B, F), float32."""
-        return encode(self.encoder, observation, self.precision)
+        return encode(self.encoder, self.encoder_input(observation), self.precision)
 
-    def forward(self, observation: Observation) -> Tensor:
+    def outputs(self, features: Tensor, observation: Inputs) -> Tensor:
+        """Raw distribution parameters (B, P) of features (B, F), with the mask in the observation applied."""
+        params: Tensor = self.head(features)
+        return params if self.masking is None else self.masking.apply(params, observation)
+
+    def forward(self, observation: Inputs) -> Tensor:
         """Raw distribution parameters (B, P), float32."""
-        params: Tensor = self.head(self.features(observation))
-        return params
+        return self.outputs(self.features(observation), observation)
 
-    def distribution(self, observation: Observation) -> Distribution:
+    def step(self, inputs: Sequences) -> tuple[Tensor, Tensor]:
+        """:meth:`forward` of a recurrent policy, and its state after the last step of each piece, (K, S)."""
+        rest = self.encoder_input(inputs)
+        assert isinstance(self.encoder, RecurrentEncoder) and isinstance(rest, Sequences)
+        features, state = self.encoder.unroll(rest)
+        return self.outputs(features, inputs), state
+
+    def distribution(self, observation: Inputs) -> Distribution:
         """The action distribution for each observation."""
         return self.action_spec.distribution(self(observation))
 
@@ -149,15 +168,33 @@ class Agent(nn.Module):
         """The policy's encoder, then the value function's if that is a separate one."""
         return [self.policy.encoder, *([] if self.value_encoder is None else [self.value_encoder])]
 
-    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+    @property
+    def state_size(self) -> int:
+        """Numbers S of the state of all recurrent networks; 0 if there are none."""
+        return sum(encoder.state_size for encoder in self.encoders if isinstance(encoder, RecurrentEncoder))
+
+    def step(self, inputs: Sequences) -> tuple[Tensor, Tensor, Tensor]:
+        """:meth:`forward` of recurrent networks, and their state after the last step of each piece, (K, S)."""
+        rest = self.policy.encoder_input(inputs)
+        assert isinstance(self.policy.encoder, RecurrentEncoder) and isinstance(rest, Sequences)
+        features, state = self.policy.encoder.unroll(rest)
+        params = self.policy.outputs(features, inputs)
+        if self.value_encoder is None:
+            return params, self.value_head(features).squeeze(-1), state
+        assert isinstance(self.value_encoder, RecurrentEncoder)
+        value_features, value_state = self.value_encoder.unroll(rest)
+        return params, self.value_head(value_features).squeeze(-1), torch.cat((state, value_state), dim=-1)
+
+    def forward(self, observation: Inputs) -> tuple[Tensor, Tensor]:
         """Raw distribution parameters (B, P) and values (B,), float32; a shared encoder runs once.
 
         Under `detach` the gradient of the values stops at the encoder.
         """
         features = self.policy.features(observation)
-        return self.policy.head(features), self._value(observation, features.detach() if self.detach else features)
+        params = self.policy.outputs(features, observation)
+        return params, self._value(observation, features.detach() if self.detach else features)
 
-    def value(self, observation: Observation) -> Tensor:
+    def value(self, observation: Inputs) -> Tensor:
         """Values (B,) alone, with the same gradients as in :meth:`forward`."""
         if self.value_encoder is not None:
             return self._value(observation, None)
@@ -168,7 +205,7 @@ class Agent(nn.Module):
             features = self.policy.features(observation)
         return self._value(observation, features)
 
-    def all_heads(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+    def all_heads(self, observation: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Raw parameters (B, P), values (B,) and auxiliary values (B,) for PPG's auxiliary phase.
 
         Here the values' gradient reaches the encoder under `detach` as well. Raises ConfigError if the agent was built
@@ -178,7 +215,7 @@ class Agent(nn.Module):
             raise ConfigError("The auxiliary phase needs an agent with an auxiliary value head (aux.enabled true).")
         features = self.policy.features(observation)
         return (
-            self.policy.head(features),
+            self.policy.outputs(features, observation),
             self._value(observation, features),
             self.auxiliary_value(features).squeeze(-1),
         )
@@ -199,11 +236,11 @@ class Agent(nn.Module):
             return list(self.value_head.parameters())
         return [*self.policy.encoder.parameters(), *self.value_head.parameters()]
 
-    def _value(self, observation: Observation, features: Tensor | None) -> Tensor:
+    def _value(self, observation: Inputs, features: Tensor | None) -> Tensor:
         """Values (B,), from the value encoder if there is one, else from `features` (B, F)."""
         if self.value_encoder is not None or features is None:
             assert self.value_encoder is not None
-            features = encode(self.value_encoder, observation, self.policy.precision)
+            features = encode(self.value_encoder, self.policy.encoder_input(observation), self.policy.precision)
         value: Tensor = self.value_head(features)
         return value.squeeze(-1)
 
@@ -222,8 +259,8 @@ def build_agent(
 
     `shared`: one encoder with a policy and a value head. `dual`: an encoder for each. `detach`: as shared, but in the
     policy phase the value's gradient stops at the encoder. `observation` says whether observations are normalised, by
-    default not. `precision` is what :func:`resolve_precision` gave. The
-    global random state stays as it was.
+    default not. An :class:`anybatch.config.masks.ActionMask` among the observations masks the policy. `precision` is
+    what :func:`resolve_precision` gave. The global random state stays as it was.
 
     Raises ConfigError for an encoder or option that does not fit, EnvError for a space that is not supported.
     """
@@ -232,12 +269,17 @@ def build_agent(
     action_spec = ActionSpec(action_space, squash=config.gaussian.squash)
     normalize = observation is not None and observation.normalize
     normalizer = ObservationNormalizer(observation_space, observation.clip) if observation and normalize else None
+    masking = Masking.of(observation_space)
+    encoder_space = observation_space if masking is None else masking.encoder_space(observation_space)
     with seeding, torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every GPU. Weights are drawn on the CPU for any device.
         torch.default_generator.manual_seed(seed)
-        encoder = build_encoder(config, observation_space)
-        policy = Policy(encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain)
-        value_encoder = build_encoder(config, observation_space) if config.architecture == "dual" else None
+        encoder = _encoder(config, encoder_space, precision)
+        policy = Policy(
+            encoder, action_spec, precision, gaussian=config.gaussian, gain=config.policy_gain, masking=masking
+        )
+        dual = config.architecture == "dual"
+        value_encoder = _encoder(config, encoder_space, precision, behind=encoder) if dual else None
         return Agent(
             policy,
             value_encoder,
@@ -246,3 +288,18 @@ def build_agent(
             value_gain=config.value_gain,
             observation_normalizer=normalizer,
         )
+
+
+def _encoder(
+    config: ModelConfig,
+    space: gym.Space[Any],
+    precision: Literal["fp32", "bf16"],
+    *,
+    behind: nn.Module | None = None,
+) -> nn.Module:
+    """The encoder, with its recurrent layer; its state is ``behind`` that of another one."""
+    encoder = build_encoder(config, space)
+    if config.recurrent == "none":
+        return encoder
+    offset = behind.state_size if isinstance(behind, RecurrentEncoder) else 0
+    return RecurrentEncoder(encoder, config.recurrent, config.recurrent_width, precision=precision, offset=offset)

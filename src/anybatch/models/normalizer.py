@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -104,8 +106,24 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observation: Observation) -> Observation:
         """:meth:`normalize` of tensors, for exporting a policy; without gradients."""
-        shift, scale = (torch.from_numpy(x).to(self.mean.device) for x in self.shift_and_scale())
+        return self.at_present(self.mean.device)(observation)
 
+    def at_present(self, device: torch.device) -> Callable[[Observation], Observation]:
+        """:meth:`normalize` as a function of tensors on ``device``, which keeps the present statistics."""
+        shift, scale = (torch.from_numpy(x).to(device) for x in self.shift_and_scale())
+        return functools.partial(self._shifted, shift, scale)
+
+    def with_moments(self, mean: Tensor, var: Tensor) -> Callable[[Observation], Observation]:
+        """The function that normalises by a mean and a variance (F,), float64."""
+        return functools.partial(self._shifted, mean.float(), (var + _EPSILON).rsqrt().float())
+
+    def vectors(self, observation: Observation) -> Tensor:
+        """The numbers of observations (B, ...) that are normalised, (B, F)."""
+        if not isinstance(observation, dict):
+            return observation.flatten(1)
+        return torch.cat([observation[str(key)].flatten(1) for key in self.entries], dim=-1)
+
+    def _shifted(self, shift: Tensor, scale: Tensor, observation: Observation) -> Observation:
         def one(x: Tensor, shape: tuple[int, ...], place: slice) -> Tensor:
             vectors = x.reshape(*x.shape[: x.dim() - len(shape)], -1)
             return ((vectors - shift[..., place]) * scale[..., place]).clamp(-self.clip, self.clip).view(x.shape)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.errors import ConfigError
-from anybatch.observations import Observation, leaves
+from anybatch.observations import Inputs, Sequences, leaves
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -68,12 +68,13 @@ def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"
     return "bf16" if _cpu_has_bf16() else "fp32"
 
 
-def encode(encoder: nn.Module, observation: Observation, precision: Literal["fp32", "bf16"]) -> Tensor:
+def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "bf16"]) -> Tensor:
     """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set."""
     if precision == "fp32" or not getattr(encoder, "low_precision", False):
         return as_float32(encoder(observation))
     # Without the cache of cast weights: each weight is used once here, and functional weights must not be mixed up.
-    with torch.autocast(leaves(observation)[0].device.type, torch.bfloat16, cache_enabled=False):
+    device = observation.device if isinstance(observation, Sequences) else leaves(observation)[0].device
+    with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
         features = encoder(observation)
     return as_float32(features)
 

@@ -17,7 +17,7 @@ _WEIGHTS = _WEIGHTS / math.sqrt(2 * math.pi)
 
 @dataclass(frozen=True, eq=False)
 class TanhGaussian(DiagonalGaussian):
-    """Independent normals u whose actions are tanh(u); everything is in terms of u, which is what is stored.
+    """Independent normals u whose actions are tanh(u); everything is in terms of u, which is stored.
 
     From tanh(u) the argument of a saturated action could not be recovered. :meth:`ActionSpec.to_env` applies tanh and
     maps [-1, 1] onto the environment's range. :meth:`mode` gives the means, whose tanh is the median action.

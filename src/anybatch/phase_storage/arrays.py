@@ -91,7 +91,7 @@ class DiskArray:
             while left:
                 count = self._file.readinto(left)
                 if not count:
-                    raise EOFError(f"{self._file.name} is shorter than what was written to it")
+                    raise EOFError(f"{self._file.name} is shorter than the data written to it")
                 left = left[count:]
         return result
 

@@ -116,7 +116,7 @@ def _check(value: Any, schema: Any, where: str) -> None:
 
 
 def read_regular_file(path: Path) -> bytes:
-    """Read a file, but not what a link in a folder of somebody else points to, nor a pipe or a device.
+    """Read a regular file; a link in a folder of somebody else, a pipe or a device is refused.
 
     Raises:
         AnybatchError: it is not a regular file.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anybatch.errors import AnybatchError
+from anybatch.errors import AnybatchError, install_command
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -40,7 +40,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise AnybatchError("figures need Matplotlib: pip install 'anybatch[plot]'") from error
+        raise AnybatchError(f"figures need Matplotlib: {install_command('plot')}") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -68,7 +68,5 @@ def figures_of(name: str) -> list[Figure]:
 
 def listing() -> str:
     """One line per figure: name, place in the paper, content, and other names."""
-    return "\n".join(
-        f"{figure.name:15} {figure.paper:17} {figure.about}{' = ' if figure.aliases else ''}{', '.join(figure.aliases)}"
-        for figure in FIGURES.values()
-    )
+    rows = ((figure, f"; also {', '.join(figure.aliases)}" if figure.aliases else "") for figure in FIGURES.values())
+    return "\n".join(f"{figure.name:15} {figure.paper:17} {figure.about}{also}" for figure, also in rows)

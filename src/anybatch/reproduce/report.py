@@ -62,7 +62,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_TITLE}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{_TITLE}</h1>\n" + "\n".join(body) + "\n</body></html>\n"
     )
-    path = out or Path(folders[0]) / "report.html"
+    path = (out or folders[0] / "report.html").expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return path

@@ -28,7 +28,7 @@ _VARIANTS = {
     "beta2": ("Adam's β2 also adjusted", plots.GREEN),
     "both-betas": ("Adam's β1 and β2 also adjusted", plots.ORANGE),
     "recent": ("(a) old policy = recent policy", plots.VERMILION),
-    "decoupled": ("(b) decoupled objective", plots.BLUE),
+    "decoupled": ("(b) decoupled objective", plots.PURPLE),
     "behavior": ("(c) old policy = behaviour policy", plots.GREEN),
     "ppo": ("PPO", plots.SKY),
     "ppo-ewma": ("PPO-EWMA", plots.BLUE),

@@ -28,7 +28,6 @@ from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
-from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import build_agent
 from anybatch.models.precision import prepare_device, resolve_device, resolve_precision
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
@@ -41,8 +40,9 @@ from anybatch.runs.saved_spaces import SavedSpaces
 from anybatch.runs.size import check_size, networks_that_fit
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.sampling.ray import RayActors, Seeds
-from anybatch.sampling.rollout import Rollout, Sampler, collect
+from anybatch.sampling.rollout import Rollout, Sampler
 from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
+from anybatch.sampling.tensor_rollout import collect_any, make_sampler
 from anybatch.sampling.threaded import Asynchronous
 from anybatch.system.signals import Interrupts
 
@@ -124,7 +124,12 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
         check_size(config, num_envs, device, env.observation_space)
         learner = _learner(config, env, device, stream_seed(seed, "model", 0, 0), stream("shuffle"))
         auxiliary = _auxiliary(config, learner, env, num_envs, stream("auxiliary"), segments)
-        sampler = _sampler(config, env, learner.action_spec, torch.Generator(device).manual_seed(stream("action")))
+        sampler = make_sampler(
+            env,
+            learner.action_spec,
+            bootstrap_truncated=config.env.bootstrap_truncated,
+            generator=torch.Generator(device).manual_seed(stream("action")),
+        )
         # last, because it may start Ray
         source = _source(config, sampler, learner, device, _ray_seeds(config, seed, env_stream))
         undo.pop_all()
@@ -166,13 +171,6 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
     if config.compile:
         _compile(learner)
     return learner
-
-
-def _sampler(config: TrainConfig, env: VectorEnv, action_spec: ActionSpec, generator: torch.Generator) -> Sampler:
-    bootstrap = config.env.bootstrap_truncated
-    if bootstrap is None:
-        bootstrap = env.bootstrap_truncated
-    return Sampler(env, action_spec, bootstrap_truncated=bootstrap, generator=generator)
 
 
 def stream_seed(seed: int, name: str, worker: int, number: int) -> int:
@@ -247,7 +245,7 @@ def _source(
     if source.ray_workers:
         num_envs = local_num_envs(config.env.num_envs)
         return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
-    collect_with = functools.partial(collect, sampler, steps=config.rollout.steps, device=device)
+    collect_with = functools.partial(collect_any, sampler, steps=config.rollout.steps, device=device)
     if source.kind == "asynchronous":
         return Asynchronous(
             collect_with,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -19,7 +19,8 @@ from anybatch.config.validation import check_integer
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make, native_spaces
-from anybatch.envs.registry import environment_id, is_known
+from anybatch.envs.masks import mask_entry
+from anybatch.envs.registry import environment_id, given_environments, is_known
 from anybatch.envs.spaces import Actions, Observations
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
 from anybatch.models.agent import Agent, build_agent
@@ -29,10 +30,13 @@ from anybatch.runs.files import BEST, CHECKPOINTS, CONFIG
 from anybatch.runs.run import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
+from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.rollout import to_device
 from anybatch.system.signals import check_interrupt, interruptible
 
 _MAX_ENVS = 64
+
+Space: TypeAlias = gymnasium.Space[Any]
 
 EnvChoice = str | EnvConfig | Callable[..., Any] | None
 """An environment's id, configuration, or a callable that makes it; None for the one that a policy was trained in."""
@@ -52,7 +56,14 @@ class LoadedPolicy:
     action_space: gymnasium.Space[Any]
     """Space of a single action."""
 
-    def act(self, observation: Any, generator: torch.Generator | None = None, *, greedy: bool = False) -> Any:
+    def act(
+        self,
+        observation: Any,
+        generator: torch.Generator | None = None,
+        *,
+        greedy: bool = False,
+        memory: PolicyMemory | None = None,
+    ) -> Any:
         """Choose an action for an observation, or one for each observation of a batch.
 
         Args:
@@ -60,6 +71,7 @@ class LoadedPolicy:
                 of such arrays.
             generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
+            memory: of a recurrent policy, from :meth:`memory`; ``memory.reset()`` begins a new episode.
 
         Returns:
             An element of ``action_space``, or (B, ...) of them.
@@ -67,15 +79,21 @@ class LoadedPolicy:
         Raises:
             EnvError: an observation does not fit the space, or is not finite.
             DivergenceError: the networks' outputs are not finite.
+            ConfigError: the policy is recurrent, and there is no memory.
         """
         batch, one = self._observations.one_or_batch(observation)
-        action = choose_actions(self, batch, generator, greedy=greedy)
+        action = choose_actions(self, batch, generator, greedy=greedy, memory=memory)
         native = self._actions.native(action, len(action))
         return native[0] if one else native
 
+    @staticmethod
+    def memory() -> PolicyMemory:
+        """A memory of no past, for :meth:`act` of a recurrent policy."""
+        return PolicyMemory()
+
     @cached_property
     def _observations(self) -> Observations:
-        return Observations(self.observation_space, self.config.env.id)
+        return observations_of(self.config.env, self.observation_space, self.action_space)
 
     @cached_property
     def _actions(self) -> Actions:
@@ -203,7 +221,7 @@ def _build_policy(
     observation_space, action_space = spaces
     agent = build_agent(
         config.model,
-        Observations(observation_space, config.env.id).space,
+        observations_of(config.env, observation_space, action_space).space,
         Actions(action_space, config.env.id).space,
         observation=config.observation,
         precision=resolve_precision(config.precision if precision is None else precision, where),
@@ -252,18 +270,22 @@ def evaluate(
     config = choose_env(policy, env)
     if num_envs is None:
         num_envs = min(config.num_envs, _MAX_ENVS)
-    count = min(episodes, check_integer("num_envs", num_envs, at_least=1))
+    playing = min(episodes, check_integer("num_envs", num_envs, at_least=1))
+    count = given_environments(config.id) or playing  # of an object that was passed, the others play for nothing
     games = make(replace(config, num_envs=count), count, seed)
     try:
         check_spaces(policy, games, config.id)
         generator = action_generator(policy, seed)
-        episodes_by_env = np.full(count, episodes // count)
-        episodes_by_env[: episodes % count] += 1
+        episodes_by_env = np.zeros(count, dtype=np.int64)
+        episodes_by_env[:playing] = episodes // playing
+        episodes_by_env[: episodes % playing] += 1
+        memory = policy.memory()
         return _play(
             games,
-            lambda observation: choose_actions(policy, observation, generator, greedy=greedy),
+            lambda observation: choose_actions(policy, observation, generator, greedy=greedy, memory=memory),
             episodes_by_env,
             math.inf if max_steps is None else max_steps,
+            memory,
             progress or (lambda ended: None),
         )
     finally:
@@ -275,12 +297,14 @@ def _play(
     act: Callable[[EnvObservation], np.ndarray],
     quota: np.ndarray,
     max_steps: float,
+    memory: PolicyMemory,
     progress: Callable[[int], object],
 ) -> Evaluation:
     """Play ``quota`` (N,) episodes in each environment; an episode of ``max_steps`` steps is unfinished."""
     result, episodes = Evaluation([], []), int(quota.sum())
     while quota.any():
         observation = games.reset()
+        memory.reset()
         total, length = np.zeros(len(quota)), np.zeros(len(quota), dtype=np.int64)
         # one environment alone cannot be reset: after an unfinished episode it waits until all are reset
         playing = quota > 0
@@ -290,32 +314,45 @@ def _play(
             with interruptible():
                 step = games.step(action)
             observation = step.observation
-            total += step.reward
+            memory.reset(step.done)
+            reward, done = step.counted
+            total += reward
             length += 1
-            for index in np.flatnonzero(playing & step.done):
+            for index in np.flatnonzero(playing & done):
                 result.returns.append(float(total[index]))
                 result.lengths.append(int(length[index]))
                 for key, numbers in (step.episode_info or {}).items():
                     if not np.isnan(numbers[index]):
                         result.info.setdefault(key, []).append(float(numbers[index]))
-            cut = playing & ~step.done & (length >= max_steps)
+            cut = playing & ~done & (length >= max_steps)
             result.unfinished_returns.extend(total[cut].tolist())
-            over = playing & (step.done | cut)
+            over = playing & (done | cut)
             quota -= over
             if over.any():
                 progress(episodes - int(quota.sum()))
             playing = playing & ~cut & (quota > 0)
-            total[step.done] = 0
-            length[step.done] = 0
+            total[done] = 0
+            length[done] = 0
     return result
 
 
 def choose_actions(
-    policy: LoadedPolicy, observation: EnvObservation, generator: torch.Generator | None, *, greedy: bool = False
+    policy: LoadedPolicy,
+    observation: EnvObservation,
+    generator: torch.Generator | None,
+    *,
+    greedy: bool = False,
+    memory: PolicyMemory | None = None,
 ) -> np.ndarray:
     """Actions that :class:`anybatch.envs.VectorEnv` takes, for observations (B, ...) that it gave."""
+    if memory is None and policy.agent.state_size:
+        raise ConfigError(
+            "the policy is recurrent: take memory = policy.memory() once, pass it to every call of act, and call "
+            "memory.reset() at the beginning of an episode"
+        )
     with torch.no_grad():
-        params = policy.agent.policy(to_device(policy.agent.normalize(observation), policy.device))
+        seen = to_device(policy.agent.normalize(observation), policy.device)
+        params = memory.params(policy.agent.policy, seen) if memory else policy.agent.policy(seen)
         if not torch.isfinite(params).all():
             raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
         distribution = policy.agent.action_spec.distribution(params)
@@ -342,7 +379,13 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     env_id = environment_id(env)
     if not isinstance(env, str) and (env_id == trained.id or not is_known(trained.id)):
         return replace(trained, id=env_id)
-    return EnvConfig(id=env_id, num_envs=trained.num_envs)
+    # what the policy takes is not an option of the environment
+    return EnvConfig(env_id, trained.num_envs, action_mask=trained.action_mask, frame_stack=trained.frame_stack)
+
+
+def observations_of(env: EnvConfig, observation_space: Space, action_space: Space) -> Observations:
+    """Checks and converts observations of an environment with these native spaces."""
+    return Observations(observation_space, env.id, mask_entry(env.action_mask, observation_space, action_space, env.id))
 
 
 def check_spaces(policy: LoadedPolicy, games: VectorEnv, env_id: str) -> None:

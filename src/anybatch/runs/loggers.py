@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anybatch.config.schema import LogConfig
-from anybatch.errors import AnybatchError
+from anybatch.errors import AnybatchError, install_command
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import ProgressLog, Row, as_text, read_progress
 from anybatch.system import atomic_files as atomic
@@ -73,8 +73,7 @@ class WandbLog:
             start, refused = wandb.init, wandb.errors.Error
         except (ImportError, AttributeError):
             raise AnybatchError(
-                "Logging to Weights & Biases needs the package wandb, which is not installed: "
-                "pip install 'anybatch[wandb]', or leave out --log.wandb."
+                f"Logging to Weights & Biases needs wandb: {install_command('wandb')}, or leave out --log.wandb."
             ) from None
         identity = Path(run_dir) / "wandb-id.txt"
         if not identity.exists():

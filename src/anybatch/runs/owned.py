@@ -46,7 +46,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError for a symbolic link in a run folder: what is written there would be written elsewhere.
+    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing.
 
     Weights & Biases has links of its own in its folder, to which nothing else is written.
     """

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from anybatch._version import __version__
+from anybatch.config import fields
 from anybatch.config.io import from_dict, read_yaml, to_dict, to_yaml
+from anybatch.config.schedules import CONSTANT, SCHEDULES, factor, scheduled_numbers
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
 from anybatch.diagnostics.doctor import LiveDoctor
@@ -29,7 +31,6 @@ from anybatch.distributed.collectives import (
 from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.envs.registry import environment_id, is_importable
 from anybatch.errors import CheckpointError, ConfigError, Interrupted
-from anybatch.optimizers import scheduled
 from anybatch.runs import checkpoint
 from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
@@ -138,15 +139,15 @@ class Run:
                 workers are added.
         """
         sampled = _of_all_workers(sampled)
-        step_size = _step_size(self.config, self.env_steps)
+        numbers = scheduled_numbers(self.config, self.progress)
         self.iteration += 1
         self.env_steps += sampled.env_steps
         self.gradient_steps += int(statistics["gradient_steps"])
         self.episodes += len(sampled.episode_returns)
         self._returns.extend(sampled.episode_returns)
         self._lengths.extend(sampled.episode_lengths)
-        for key, numbers in self._info.items():
-            numbers.extend(sampled.episode_info.get(key, []))
+        for key, window in self._info.items():
+            window.extend(sampled.episode_info.get(key, []))
         recent = list(self._returns)
         self._row = {
             "iteration": self.iteration,
@@ -156,17 +157,17 @@ class Run:
             **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
             "mean_episode_length": _mean(self._lengths),
             "episodes": self.episodes,
-            **{f"info_{key}": _mean([x for x in numbers if x == x]) for key, numbers in self._info.items()},
+            **{f"info_{key}": _mean([x for x in window if x == x]) for key, window in self._info.items()},
             **statistics,
             "gradient_steps": self.gradient_steps,
-            "step_size": step_size,
+            **numbers,
         }
 
     def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:
         """Write the row of the iteration, and a checkpoint if one is due.
 
         Args:
-            parts: what a checkpoint keeps besides this object.
+            parts: objects that a checkpoint keeps besides this one.
             timings: seconds that each phase of the iteration took, by column.
         """
         assert self._row is not None
@@ -261,7 +262,7 @@ class Run:
             self.message(text)
 
     def show_status(self, text: str) -> None:
-        """Show what is going on between two rows."""
+        """Show the current activity, between two rows."""
         if self._logs is not None:
             self._logs.note(text)
 
@@ -358,7 +359,7 @@ def open_run(
     trust_code: bool = False,
     quiet: bool,
 ) -> tuple[Run, dict[str, Any]]:
-    """Open a run folder to go on with it; :meth:`Run.write_config` then keeps what has changed.
+    """Open a run folder to continue the run; :meth:`Run.write_config` then keeps what has changed.
 
     Args:
         folder: the run folder.
@@ -372,7 +373,7 @@ def open_run(
 
     Raises:
         CheckpointError: it is not a run folder, or has no intact checkpoint.
-        ConfigError: ``total_env_steps`` is not above what is done, or the configuration names code of somebody else.
+        ConfigError: ``total_env_steps`` is not above the steps done, or the configuration names code of somebody else.
     """
     env_id = None if env is None else environment_id(env)
 
@@ -425,21 +426,21 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
 
 
 def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> list[str]:
-    """A sentence about the step size where its schedule depends on ``total_env_steps``."""
-    if after.optimizer.schedule == "constant" or after.total_env_steps == before.total_env_steps:
+    """A sentence for each schedule, since they depend on ``total_env_steps``."""
+    if after.total_env_steps == before.total_env_steps:
         return []
-    old, new = (_step_size(config, env_steps) for config in (before, after))
-    return [
-        f"optimizer.schedule is {after.optimizer.schedule}: with total_env_steps {after.total_env_steps:,} instead of "
-        f"{before.total_env_steps:,} the step size goes on at {new:.3g} instead of {old:.3g}, and decays to 0 at the "
-        "new end; progress.csv has it in the column step_size"
-    ]
-
-
-def _step_size(config: TrainConfig, env_steps: int) -> float:
-    """The step size after ``env_steps`` environment steps."""
-    optimizer = config.optimizer
-    return scheduled(optimizer.step_size, optimizer.schedule, min(1.0, env_steps / config.total_env_steps))
+    old, new = (scheduled_numbers(x, min(1.0, env_steps / x.total_env_steps)) for x in (before, after))
+    sentences = []
+    for column, name in SCHEDULES.items():
+        schedule = fields.get(after, name)
+        if schedule != CONSTANT:
+            sentences.append(
+                f"{name} is {schedule}: with total_env_steps {after.total_env_steps:,} instead of "
+                f"{before.total_env_steps:,} the {column.replace('_', ' ')} goes on at {new[column]:.3g} instead of "
+                f"{old[column]:.3g}, and has factor {factor(schedule, 1.0):g} at the new end; progress.csv has it in "
+                f"the column {column}"
+            )
+    return sentences
 
 
 def _of_all_workers(sampled: Sampled) -> Sampled:

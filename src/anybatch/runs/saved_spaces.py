@@ -67,6 +67,8 @@ def to_plain(space: Space[Any]) -> dict[str, Any]:
     """A space as numbers, texts, lists and dictionaries."""
     if isinstance(space, spaces.Dict):
         return {"kind": "Dict", "entries": {key: to_plain(entry) for key, entry in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "entries": [to_plain(entry) for entry in space.spaces]}
     if isinstance(space, spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiDiscrete):
@@ -88,6 +90,8 @@ def from_plain(data: Mapping[str, Any]) -> Space[Any]:
     kind = data["kind"]
     if kind == "Dict":
         return spaces.Dict([(key, from_plain(entry)) for key, entry in data["entries"].items()])
+    if kind == "Tuple":
+        return spaces.Tuple([from_plain(entry) for entry in data["entries"]])
     if kind == "Discrete":
         # the first versions of Gymnasium that are supported know int64 alone
         dtype = {} if data["dtype"] == "int64" else {"dtype": np.dtype(data["dtype"])}
@@ -114,6 +118,8 @@ def _essence(space: Space[Any], bounds: bool) -> dict[Any, Any]:
     """The part of a space that a trained policy depends on; bounds of a Box of floats only if they are asked for."""
     if isinstance(space, spaces.Dict):
         return {key: _essence(entry, bounds) for key, entry in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return {index: _essence(entry, bounds) for index, entry in enumerate(space.spaces)}
     data = to_plain(space)
     if not isinstance(space, spaces.Box):
         return {**data, "dtype": None}

@@ -50,7 +50,7 @@ def require_trust(config: TrainConfig, file: Path, *, trust_code: bool, given: C
     Args:
         config: the configuration.
         file: the file that it comes from.
-        trust_code: whether the user says so.
+        trust_code: whether the user allows it.
         given: fields that the user has set, instead of the file.
 
     Raises:

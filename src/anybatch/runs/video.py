@@ -13,7 +13,7 @@ from gymnasium.error import DependencyNotInstalled
 from anybatch.config.validation import check_integer
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError, EnvError
+from anybatch.errors import AnybatchError, ConfigError, EnvError, install_command
 from anybatch.runs.evaluation import (
     EnvChoice,
     LoadedPolicy,
@@ -58,6 +58,7 @@ def record(
         EnvError: the environment cannot render.
         AnybatchError: the extra anybatch[video] is missing.
     """
+    video = video.expanduser()
     if video.suffix not in _FORMATS:
         raise ConfigError(f"video is {str(video)!r}, but must end in .mp4 or .gif")
     limits = {"episodes": (episodes, 1), "seed": (seed, 0), "fps": (fps, 1), "max_steps": (max_steps, 1)}
@@ -65,18 +66,19 @@ def record(
     try:
         import imageio.v2 as imageio
     except ImportError as error:
-        raise AnybatchError("videos need imageio: pip install 'anybatch[video]'") from error
+        raise AnybatchError(f"videos need imageio: {install_command('video')}") from error
     config = choose_env(policy, env)
     games = make(replace(config, num_envs=1), 1, seed, rendering=True)
     try:
         check_spaces(policy, games, config.id)
-        generator = action_generator(policy, seed)
+        generator, memory = action_generator(policy, seed), policy.memory()
         observation = games.reset()
         frames: list[Any] = [_frame(games, config.id)]
         ended = 0
         while ended < episodes and len(frames) <= max_steps:
-            step = games.step(choose_actions(policy, observation, generator))
+            step = games.step(choose_actions(policy, observation, generator, memory=memory))
             observation = step.observation
+            memory.reset(step.done)
             ended += int(step.done[0])
             frames.append(_frame(games, config.id))
             if progress is not None:

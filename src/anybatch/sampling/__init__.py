@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.ray import RayActors
 from anybatch.sampling.rollout import EpisodeTracker, Rollout, Sampled, Sampler, collect
 from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
@@ -11,6 +12,7 @@ __all__ = [
     "Asynchronous",
     "Delayed",
     "EpisodeTracker",
+    "PolicyMemory",
     "RayActors",
     "Rollout",
     "RolloutSource",

@@ -17,6 +17,7 @@ from anybatch.envs.base import Observation as EnvObservation
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
+from anybatch.models.masks import ILLEGAL
 from anybatch.models.normalizer import ObservationNormalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.numpy_policy import NumpyPolicy
@@ -36,7 +37,7 @@ class Actor(Protocol):
 
     @property
     def observation_normalizer(self) -> ObservationNormalizer | None:
-        """Normalises what the environments give before it is passed on; None changes nothing."""
+        """Normalises the environments' observations before they are used; None changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +118,14 @@ class _NumpyActor:
     def _check(self, observation: Observation, params: Tensor) -> None:
         """Raise ConfigError if NumPy and PyTorch disagree, which would bias every gradient without any other sign."""
         expected = self._agent.policy(observation)
+        if self._agent.policy.masking is not None:  # beside the logits of illegal actions any error is small
+            legal = expected > ILLEGAL / 2
+            params, expected = (torch.where(legal, x, 0.0) for x in (params, expected))
         error = (params - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         # weights that are not finite are reported elsewhere
         if not error <= _TOLERANCE and bool(torch.isfinite(expected).all()):
             name = type(self._agent.policy.encoder).__name__
             raise ConfigError(
-                f"in_numpy of the encoder {name} does not compute what its forward pass does: the policy's outputs "
+                f"in_numpy of the encoder {name} differs from its forward pass: the policy's outputs "
                 f"differ by {float(error):.2g} of their size; correct it, or remove it"
             )

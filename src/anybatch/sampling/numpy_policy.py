@@ -29,6 +29,7 @@ from anybatch.models.agent import GaussianHead, Policy
 from anybatch.models.distributions import choose
 from anybatch.models.encoder import in_numpy
 from anybatch.models.layers import ArrayFunction, dense_in_numpy
+from anybatch.models.masks import Masking
 
 _MAX_MULTIPLICATIONS = 1 << 20  # of a forward pass; above, PyTorch's threads are faster
 
@@ -39,11 +40,14 @@ Sampler = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class NumpyPolicy:
     """A policy on arrays. It shares memory with the parameters, so an optimiser's steps take effect at once."""
 
-    def __init__(self, encoder: ArrayFunction, features: int, head: ArrayFunction, sampler: Sampler) -> None:
+    def __init__(
+        self, encoder: ArrayFunction, features: int, head: ArrayFunction, sampler: Sampler, masking: Masking | None
+    ) -> None:
         self._encoder = encoder
         self._features = features
         self._head = head
         self._sampler = sampler
+        self._masking = masking
 
     @classmethod
     def of(cls, policy: Policy, batch: int) -> NumpyPolicy | None:
@@ -61,7 +65,7 @@ class NumpyPolicy:
         if encoder is None:
             return None
         features = int(getattr(policy.encoder, "out_features"))  # noqa: B009
-        return cls(encoder, features, _head(policy.head), _sampler(policy.action_spec))
+        return cls(encoder, features, _head(policy.head), _sampler(policy.action_spec), policy.masking)
 
     @np.errstate(all="ignore")  # numbers that are not finite are reported once, at the end of a rollout
     def __call__(
@@ -71,13 +75,16 @@ class NumpyPolicy:
 
         Raises ConfigError if the encoder's features have another shape or dtype than they should.
         """
-        features = self._encoder(observation)
+        masking = self._masking
+        features = self._encoder(observation if masking is None else masking.rest(observation))
         expected = (len(noise), self._features)
         if not isinstance(features, np.ndarray) or features.shape != expected or features.dtype != np.float32:
             is_array = isinstance(features, np.ndarray)
             got = f"{features.dtype} {features.shape}" if is_array else type(features).__name__
             raise ConfigError(f"in_numpy of the encoder gave {got}, where a float32 array {expected} is expected.")
         params = self._head(features)
+        if masking is not None:
+            params = masking.apply_in_numpy(params, observation)
         return params, self._sampler(params, noise)
 
 

@@ -24,11 +24,12 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import is_distributed, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError
+from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError, install_command
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
-from anybatch.sampling.rollout import Rollout, Sampled, Sampler, collect
+from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import NEW_EPISODES
+from anybatch.sampling.tensor_rollout import collect_any, make_sampler
 from anybatch.system.launcher import ray_address
 from anybatch.system.signals import Interrupts
 
@@ -47,7 +48,6 @@ class Worker:
     def __init__(self, config: TrainConfig, num_envs: int, env_seed: int, action_seed: int) -> None:
         """Make ``num_envs`` environments; the worker computes on the CPU."""
         env = make(config.env, num_envs, env_seed)
-        bootstrap = config.env.bootstrap_truncated
         self._agent = build_agent(
             config.model,
             env.observation_space,
@@ -56,10 +56,10 @@ class Worker:
             precision=resolve_precision(config.precision, _CPU),
             auxiliary_head=config.aux.enabled,
         ).requires_grad_(False)
-        self._sampler = Sampler(
+        self._sampler = make_sampler(
             env,
             self._agent.action_spec,
-            bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
+            bootstrap_truncated=config.env.bootstrap_truncated,
             generator=torch.Generator().manual_seed(action_seed),
         )
         self._steps = config.rollout.steps
@@ -67,7 +67,7 @@ class Worker:
     def sample(self, weights: dict[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sample a rollout with the weights after ``version`` iterations; returns it and its counts as plain data."""
         self._agent.load_state_dict(weights)
-        rollout = collect(
+        rollout = collect_any(
             self._sampler, self._agent, self._steps, device=_CPU, interrupts=Interrupts(), version=version
         )
         return rollout.state_dict(), asdict(self._sampler.episodes.drain())
@@ -116,7 +116,7 @@ class RayActors:
         try:
             import ray
         except ImportError as error:
-            raise AnybatchError("rollout.source.ray_workers needs Ray: pip install 'anybatch[ray]'") from error
+            raise AnybatchError(f"rollout.source.ray_workers needs Ray: {install_command('ray')}") from error
         if is_distributed() and not ray.is_initialized() and ray_address() is None:
             raise ConfigError(
                 f"rollout.source.ray_workers with {world_size()} data-parallel workers needs one Ray cluster for all "

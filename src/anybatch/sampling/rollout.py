@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
+from anybatch.envs.base import Games, Steps, VectorEnv
 from anybatch.envs.base import Observation as EnvObservation
-from anybatch.envs.base import Steps, VectorEnv
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
 from anybatch.models.normalizer import rollout_normalizer
 from anybatch.observations import Observation, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
+from anybatch.sampling.memory import remembering, value_after
 from anybatch.sampling.observation_buffer import ObservationBuffer
 from anybatch.system.signals import Interrupts, interruptible
 
@@ -46,6 +47,8 @@ class Rollout(Samples):
     observation_moments: Tensor | None = None
     """(N, 2, F) moments of each environment's raw observations where ``observation`` is normalised; see
     :meth:`anybatch.models.normalizer.ObservationNormalizer.update`."""
+    state: Tensor | None = None
+    """(N, T, S) state of recurrent networks before each step, which is not used for ``first`` steps; None without."""
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -87,12 +90,17 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs, dtype=np.float64)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.first = np.ones(num_envs, dtype=bool)
-        self.info: list[Mapping[str, np.ndarray] | None] = []
-        """``Steps.episode_info`` of the T steps that :meth:`add` counts next; empty if there is none."""
+        self._games: list[Games | None] = []
+        self._info: list[Mapping[str, np.ndarray] | None] = []
         self._sampled = Sampled()
 
+    def note(self, step: Steps) -> None:
+        """Take what else a step tells of games and episodes, before :meth:`add` counts it."""
+        self._games.append(step.games)
+        self._info.append(step.episode_info)
+
     def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
-        """Count T steps of every environment.
+        """Count T steps of every environment; those that were noted may have returns of games, and numbers from info.
 
         Args:
             reward: (N, T) raw rewards.
@@ -103,19 +111,20 @@ class EpisodeTracker:
         """
         first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
         start = np.zeros(len(done), dtype=np.int64)
-        for t, env in np.argwhere(done.T):  # in the order of their ends
+        reward, ended = _over_time(self._games) or (reward, done)
+        for t, env in np.argwhere(ended.T):  # in the order of their ends
             steps = slice(start[env], t + 1)
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
             self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
-            for key, numbers in (self.info[t] or {}).items() if self.info else ():
+            for key, numbers in (self._info[t] or {}).items() if self._info else ():
                 self._sampled.episode_info.setdefault(key, []).append(float(numbers[env]))
         for env, begin in enumerate(start):
             self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
         self.lengths += done.shape[1] - start
         self.first = done[:, -1].copy()
         self._sampled.env_steps += done.size
-        self.info.clear()
+        self._forget()
         return first
 
     def drain(self) -> Sampled:
@@ -128,7 +137,11 @@ class EpisodeTracker:
         self.returns[:] = 0
         self.lengths[:] = 0
         self.first = np.ones_like(self.first)
-        self.info.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._games.clear()
+        self._info.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """State for a checkpoint."""
@@ -154,6 +167,8 @@ class Sampler:
         self.episodes = EpisodeTracker(env.num_envs)
         self.observation: EnvObservation | None = None
         """(N, ...) to act on next; None before the first step."""
+        self.state: Tensor | None = None
+        """(N, S) of recurrent networks after the last step; None before it, and for other networks."""
 
     def take_observation(self, interrupts: Interrupts) -> EnvObservation:
         """Remove and return the observations (N, ...) to act on next; reset the environments if there are none.
@@ -162,10 +177,13 @@ class Sampler:
         """
         if self.observation is None:
             with interrupts.interruptible():
-                self.observation = self.env.reset()
+                self.observation = self._reset()
             self.episodes.restart()
         observation, self.observation = self.observation, None
         return observation
+
+    def _reset(self) -> Any:
+        return self.env.reset()
 
     def state_dict(self) -> dict[str, object]:
         """State for a checkpoint; ``env`` is None where the environments' state cannot be saved."""
@@ -173,12 +191,13 @@ class Sampler:
         if self.observation is not None:
             with interruptible():
                 env_state = self.env.save_state()
-            observation = None if env_state is None else map_observation(_to_tensor, self.observation)
+            observation = None if env_state is None else map_observation(self._to_tensor, self.observation)
         return {
             "env": env_state,
             "observation": observation,
             "episodes": self.episodes.state_dict(),
             "generator": self.generator.get_state(),
+            **({} if self.state is None else {"state": self.state}),
         }
 
     @staticmethod
@@ -193,6 +212,8 @@ class Sampler:
         if all(worker["env"] is not None and list(worker["env"]) == ["envs"] for worker in workers):
             merged["env"] = {"envs": [env for worker in workers for env in worker["env"]["envs"]]}
             merged["observation"] = concatenate([worker["observation"] for worker in workers])
+            if all("state" in worker for worker in workers):
+                merged["state"] = concatenate([worker["state"] for worker in workers])
         return merged
 
     def split(self, merged: State, slot: Slot) -> State:
@@ -203,6 +224,7 @@ class Sampler:
             "observation": None if env is None else rows(merged["observation"], slot.envs),
             "episodes": rows(merged["episodes"], slot.envs),
             "generator": of_rank(merged["generators"], slot.rank, self.generator.get_state()),
+            **({"state": rows(merged["state"], slot.envs)} if "state" in merged else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -212,9 +234,17 @@ class Sampler:
         if state["env"] is None:
             return False
         self.env.load_state(state["env"])
-        self.observation = map_observation(lambda tensor: tensor.numpy().copy(), state["observation"])
+        self.observation = map_observation(self._from_tensor, state["observation"])
         self.episodes.load_state_dict(state["episodes"])
+        if "state" in state:
+            self.state = state["state"].to(self.generator.device)
         return True
+
+    def _to_tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array.copy())
+
+    def _from_tensor(self, tensor: Tensor) -> Any:
+        return tensor.numpy().copy()
 
 
 @torch.no_grad()
@@ -232,20 +262,19 @@ def collect(
         version: iterations of training behind the weights, recorded in the rollout.
 
     Returns:
-        The rollout, with normalised observations where the agent normalises them. Episode boundaries follow the
-        SAME_STEP convention, so every row is a real transition.
+        The rollout, with normalised observations where the agent normalises them; every row is a real transition.
 
     Raises:
         EnvError: the environment broke its contract.
         DivergenceError: the policy's outputs are not finite.
     """
-    env, spec = sampler.env, sampler.action_spec
-    observation = sampler.take_observation(interrupts)
+    env, spec, observation = sampler.env, sampler.action_spec, sampler.take_observation(interrupts)
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
     finals: list[tuple[np.ndarray, int, EnvObservation]] = []
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
+    agent, memory = remembering(agent, sampler.state, torch.from_numpy(sampler.episodes.first))
     actor = rollout_actor(agent, spec, spec.noise((steps, env.num_envs), sampler.generator, device), buffer)
     for t in range(steps):
         interrupts.check()
@@ -254,16 +283,16 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
-        sampler.episodes.info.append(step.episode_info)
+        sampler.episodes.note(step)
+        if memory:
+            memory.ended(torch.from_numpy(step.done))
         if sampler.bootstrap_truncated and step.final_observation is not None:
             finals.append((step.final_index, t, step.final_observation))
-    sampler.observation = observation
-    last_value = agent.value(to_device(normalized(observation), device))
-    final_values = [(index, t, agent.value(to_device(normalized(final), device))) for index, t, final in finals]
-    moments = normalized.moments()
-    acted = actor.result()
+    sampler.observation, sampler.state = observation, memory.state if memory else None
+    final_values = [(i, t, value_after(agent, i, t, to_device(normalized(x), device))) for i, t, x in finals]
+    acted, moments = actor.result(), normalized.moments()
     logp = spec.distribution(acted.params).log_prob(acted.action)
-    _check_finite(acted.value, logp)
+    check_finite(acted.value, logp)
     return Rollout(
         observation=buffer.observations,
         action=acted.action,
@@ -271,13 +300,20 @@ def collect(
         behavior_params=acted.params,
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
-        next_value=_next_value(acted.value, last_value, final_values),
+        next_value=_next_value(acted.value, agent.value(to_device(normalized(observation), device)), final_values),
         first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,
         observation_moments=None if moments is None else moments.to(device),
+        state=memory.stored() if memory else None,
     )
+
+
+def _over_time(games: Sequence[Games | None]) -> Games | None:
+    """Rewards and ends of games (N, T), from those of each step (N,); None where games are episodes."""
+    steps = [step for step in games if step is not None]
+    return (np.stack([x for x, _ in steps], 1), np.stack([over for _, over in steps], 1)) if steps else None
 
 
 def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.ndarray, int, Tensor]]) -> Tensor:
@@ -288,7 +324,8 @@ def _next_value(value: Tensor, last_value: Tensor, final_values: list[tuple[np.n
     return next_value
 
 
-def _check_finite(value: Tensor, logp: Tensor) -> None:
+def check_finite(value: Tensor, logp: Tensor) -> None:
+    """Raise DivergenceError if a value or log-probability is not finite."""
     if not bool(torch.isfinite(value).all() and torch.isfinite(logp).all()):
         raise DivergenceError(
             "the networks gave a log-probability or value that is not finite while sampling; lower optimizer.step_size"
@@ -298,7 +335,3 @@ def _check_finite(value: Tensor, logp: Tensor) -> None:
 def to_device(observation: EnvObservation, device: torch.device) -> Observation:
     """Convert an environment's observation to tensors on a device; on the CPU they share its memory."""
     return map_observation(lambda array: torch.from_numpy(array).to(device), observation)
-
-
-def _to_tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.copy())

@@ -30,7 +30,7 @@ class RolloutSource(Stateful, Protocol):
         """The next rollout to train on; ``iteration`` is how many iterations the present weights were trained for."""
 
     def drain(self) -> Sampled:
-        """Return the counts and episodes of what was sampled since the last call."""
+        """Return counts and episodes of the rollouts sampled since the last call."""
 
     def close(self) -> bool:
         """Stop sampling; False if the environments hang in a step, and so must not be touched any more."""
@@ -42,7 +42,7 @@ def staleness(rollout: Rollout, iteration: int, config: TrainConfig) -> dict[str
     ``staleness_iterations``, and ``staleness_env_steps``, the environment steps trained on in these iterations.
 
     Args:
-        rollout: what is trained on next.
+        rollout: the next one to train on.
         iteration: iterations that the present weights have been trained for.
         config: supplies the environment steps of an iteration.
     """
@@ -115,7 +115,7 @@ class Delayed:
         return self._waiting.popleft()
 
     def drain(self) -> Sampled:
-        """Return the counts and episodes of what was sampled since the last call, warm-up included."""
+        """Return counts and episodes of the rollouts sampled since the last call, warm-up included."""
         return self._sampler.episodes.drain()
 
     worker_keys: frozenset[str] = frozenset({"sampler", "waiting"})

@@ -135,7 +135,7 @@ class Asynchronous:
         """Restore :meth:`state_dict`, before the first :meth:`next`."""
         if not self._sampler.load_state_dict(state["sampler"]):
             self._began = self._sampler.state_dict()
-            return [f"{NEW_EPISODES}, and what was sampled ahead of training (up to {self._max_lag} rollouts) is lost"]
+            return [f"{NEW_EPISODES}, and rollouts sampled ahead of training (up to {self._max_lag}) are lost"]
         self._began = state["sampler"]
         self._waiting = deque(
             (Rollout.from_state_dict(one["rollout"], self._device), Sampled(**one["sampled"]))

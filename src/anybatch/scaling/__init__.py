@@ -3,6 +3,34 @@
 from anybatch.scaling.changes import Change
 from anybatch.scaling.conditions import validity, warn_about
 from anybatch.scaling.findings import Finding
+from anybatch.scaling.ppo import center_of_mass_of_ppo, from_ppo
 from anybatch.scaling.rescaling import FIELDS, rescale, scale, table
+from anybatch.scaling.single import (
+    adam_beta,
+    adam_step_size,
+    advantage_span,
+    center_of_mass,
+    max_lag,
+    policy_iterations,
+    sgd_step_size,
+)
 
-__all__ = ["FIELDS", "Change", "Finding", "rescale", "scale", "table", "validity", "warn_about"]
+__all__ = [
+    "FIELDS",
+    "Change",
+    "Finding",
+    "adam_beta",
+    "adam_step_size",
+    "advantage_span",
+    "center_of_mass",
+    "center_of_mass_of_ppo",
+    "from_ppo",
+    "max_lag",
+    "policy_iterations",
+    "rescale",
+    "scale",
+    "sgd_step_size",
+    "table",
+    "validity",
+    "warn_about",
+]

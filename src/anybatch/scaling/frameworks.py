@@ -1,7 +1,8 @@
 """Translation of a configuration into another framework's arguments, with a sentence for each missing counterpart.
 
-The tests type the result into Stable-Baselines3's ``PPO`` (or our subclass of it) and TRL's ``GRPOConfig``; the names
-of CleanRL's ``ppo.py``, RLlib's ``PPOConfig`` (new API stack) and rsl_rl's ``PPO`` were checked by reading.
+The tests type the result into Stable-Baselines3's ``PPO`` (or our subclass of it), TorchRL's classes, rsl_rl's runner
+and TRL's ``GRPOConfig``; the names of CleanRL's ``ppo.py`` and RLlib's ``PPOConfig`` (new API stack) were checked by
+reading.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from anybatch.config import fields
-from anybatch.config.frameworks import FRAMEWORKS, Code, Row, uses_ppo_ewma
+from anybatch.config.frameworks import FRAMEWORKS, Code, Row
 from anybatch.config.schema import TrainConfig
 
 
@@ -40,11 +41,13 @@ def translate(config: TrainConfig, framework: str) -> Translation:
     lines, arguments = table.imports(config), dict[str, object]()
     for start, rows in table.calls.items():
         values = {row.names.split()[0]: _value(config, row) for row in rows if row.when(config)}
+        if not values:
+            continue
         if table.flags:
             values = {name.replace("_", "-"): value for name, value in values.items()}
             lines.append(" ".join([start, *(_flag(name, value) for name, value in values.items())]))
         else:
-            start = start.format(PPO="PPOEWMA" if uses_ppo_ewma(config) else "PPO")
+            start = start.format(**table.classes(config))
             lines += [f"{start}(", *(f"    {name}={_code(value)}," for name, value in values.items()), ")"]
         arguments |= {name: _plain(value) for name, value in values.items()}
     missing = list(table.notes(config))

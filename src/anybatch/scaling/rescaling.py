@@ -144,7 +144,7 @@ def rescale(
         workers: data-parallel workers; None changes them with ``num_envs`` as in :func:`scale`.
         rule: "paper", or "fixed-minibatch", which keeps the samples of a gradient step and with them the step size,
             and takes more or fewer minibatches instead (Beukman et al. 2026, arXiv:2603.06009).
-        overrides: values by full field name that replace those of the rules; the changes say so.
+        overrides: values by full field name that replace those of the rules; their changes have the rule "by hand".
         **rules: ``adam_step`` to ``staleness`` as in :func:`scale`.
 
     Returns:

@@ -12,6 +12,7 @@ import math
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
+from anybatch.scaling import single
 from anybatch.scaling.changes import ASKED, Change
 from anybatch.scaling.options import Rules
 
@@ -30,15 +31,17 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
             why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
         changes.append(_step_size_change("optimizer.step_size", optimizer.step_size, c, root, why))
     if rules.adam_betas and optimizer.kind == "adam":
-        beta1, beta2 = optimizer.adam_betas
-        betas = (beta1 if rules.adam_betas == "beta2" else beta1 ** (1 / c), beta2 ** (1 / c))
+        beta1, _ = optimizer.adam_betas
+        slower1, slower2 = (single.adam_beta(beta, divide_batch_by=c) for beta in optimizer.adam_betas)
+        betas = (beta1 if rules.adam_betas == "beta2" else slower1, slower2)
         rule = ("beta2 " if rules.adam_betas == "beta2" else "") + f"^ (1/{c:.6g})"
         why = "Adam averages over as many samples"
         changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
     if rules.ewma and policy.proximal == "ewma":
         center = policy.center_of_mass
         why = f"the proximal policy stays {proximal_age(config):,.0f} environment steps old"
-        changes.append(Change("policy.center_of_mass", center, center * c, _times(c), why))
+        after = single.center_of_mass(center, divide_batch_by=c)
+        changes.append(Change("policy.center_of_mass", center, after, _times(c), why))
     return changes
 
 
@@ -51,16 +54,14 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         why = f"advantage mean and std still averaged over {span * config.iteration_batch:,.0f} samples"
         if span * c < 1:
             why = f"the rule gives {span * c:.3g}, but 1, the current iteration, is the minimum"
-        changes.append(Change("advantage.span", span, max(1.0, span * c), _times(c), why))
+        changes.append(Change("advantage.span", span, single.advantage_span(span, divide_batch_by=c), _times(c), why))
     if rules.policy_iterations and config.aux.enabled:
         phase = iterations * config.iteration_batch
-        if iterations * c < 0.5:
-            raise ConfigError(
-                f"aux.policy_iterations would be {iterations} x {c:.4g} = {iterations * c:.3g}, but a phase has at "
-                f"least 1 iteration; an iteration of up to {phase:,} samples keeps the phase as it is"
-            )
+        try:
+            nearest = single.policy_iterations(iterations, divide_batch_by=c)
+        except ConfigError as error:
+            raise ConfigError(f"aux.{error}, which is {phase:,} samples") from None
         why = f"a phase still holds {phase:,} samples"
-        nearest = max(1, round(iterations * c))
         if not math.isclose(nearest, iterations * c):
             why = f"the rule gives {iterations * c:.5g}; a phase holds {nearest * new.iteration_batch:,} samples"
         changes.append(Change("aux.policy_iterations", iterations, nearest, _times(c), why))
@@ -72,7 +73,8 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
 def _staleness_change(config: TrainConfig, new: TrainConfig, c: float) -> Change:
     """Delay or maximal lag, which count iterations, for data of the same age in environment steps."""
     source, at_most = config.rollout.source, "at most " if config.rollout.source.kind == "asynchronous" else ""
-    before, after = staleness(config), (lag := max(1, round(source.lag * c))) * new.iteration_batch
+    lag = single.max_lag(source.lag, divide_batch_by=c)
+    before, after = staleness(config), lag * new.iteration_batch
     why = f"data stays {at_most}{before:,} environment steps old"
     if abs(after / before - 1) > TOLERANCE:
         why = f"the rule gives {source.lag * c:.4g}; data is {at_most}{after:,} steps old instead of {before:,}"
@@ -103,8 +105,8 @@ def auxiliary_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
 
 
 def _step_size_change(field: str, step: float, c: float, root: bool, why: str) -> Change:
-    power, by = (0.5, f"sqrt({_factor(c)})") if root else (1.0, _factor(c))
-    return Change(field, step, step / c**power, f"{_sign(c)} {by}", why)
+    rule, by = (single.adam_step_size, f"sqrt({_factor(c)})") if root else (single.sgd_step_size, _factor(c))
+    return Change(field, step, rule(step, divide_batch_by=c), f"{_sign(c)} {by}", why)
 
 
 def _nearest_minibatches(config: TrainConfig, exact: float) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anybatch.config.schema import TrainConfig
-from anybatch.policy_phase import policy_phase
 from anybatch.presets import PRESETS
 from anybatch.reproduce.plots import BLACK, BLUE, ORANGE, figure
 from anybatch.reproduce.results import Curve, Key, Results
 from anybatch.reproduce.style import LABELS, draw_bars
 from anybatch.reproduce.suites.suite import Figure, Suite
 from anybatch.reproduce.tables import markdown
-from anybatch.runs.build import Components, build
-from anybatch.training import estimate_advantages
+
+if TYPE_CHECKING:
+    from anybatch.runs.build import Components
 
 PAPER = {"ppo-ewma": (0.30, 0.19), "ppg-ewma": (0.023, 0.03)}
 """The paper's increases of the cost, computed without and measured with the environment."""
@@ -58,6 +59,8 @@ def measure(suite: Suite) -> Results:
 
     Point k of the curve is round k in seconds; round 0 is a warm-up.
     """
+    from anybatch.runs.build import build  # here, so that listing the figures does not load PyTorch
+
     task = _task(suite)
     built = {name: build(configs[task], seed=1) for name, configs in suite.algorithms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in built}
@@ -79,6 +82,9 @@ def measure(suite: Suite) -> Results:
 
 def one_phase(run: Components) -> None:
     """Run a phase of PPG, or as many iterations of PPO, as the training loop does but without logs."""
+    from anybatch.policy_phase import policy_phase
+    from anybatch.training import estimate_advantages
+
     config = run.learner.config
     for _ in range(config.aux.policy_iterations):
         rollout = run.source.next(0)
@@ -114,10 +120,10 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     path = folder / "cost.png"
     computed, paper_computed, measured, paper_measured = 100 * np.array([*increases(suite, results).values()]).T
     bars = {"computed": (computed, None, BLUE), "measured here": (measured, None, ORANGE)}
-    with figure(path, width=4.6, height=3.0, label="increase by the EWMA (%)") as (axis,):
+    with figure(path, width=4.6, height=3.0, label="time added by the EWMA (%)") as (axis,):
         draw_bars(axis, [LABELS[name] for name in PAPER], bars)
         place = np.arange(len(PAPER))
-        axis.hlines(paper_computed, place - 0.4, place, color=BLACK, label="the paper's")
+        axis.hlines(paper_computed, place - 0.4, place, color=BLACK, label="in the paper")
         axis.hlines(paper_measured, place, place + 0.4, color=BLACK)
         axis.legend()
     return [path]

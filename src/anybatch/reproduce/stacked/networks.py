@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anybatch.models.agent import Agent, GaussianHead, Policy, bounded
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.observations import Observation
+from anybatch.observations import Inputs
 from anybatch.reproduce.stacked.shapes import not_stackable
 
 
@@ -118,12 +118,13 @@ class StackedPolicy(Policy):
         stack_head = StackedGaussianHead if isinstance(first.head, GaussianHead) else StackedLinear
         self.head = stack_head(first.head, self.weights)  # type: ignore[arg-type]
         self.action_spec = first.action_spec
+        self.masking = first.masking
         self.precision = "fp32"
 
-    def features(self, observation: Observation) -> Tensor:
+    def features(self, observation: Inputs) -> Tensor:
         """The encoder's output (R, B, F)."""
         self.weights.bind()
-        features: Tensor = self.encoder.forward(observation)
+        features: Tensor = self.encoder.forward(self.encoder_input(observation))
         return features
 
 
@@ -153,7 +154,7 @@ class StackedAgent(Agent):
             self.auxiliary_weights = Weights([list(head.parameters()) for head in heads if head is not None])
             self.auxiliary_value = StackedLinear(first.auxiliary_value, self.auxiliary_weights)  # type: ignore[assignment]
 
-    def all_heads(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+    def all_heads(self, observation: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         """Raw parameters (R, B, P), values (R, B) and auxiliary values (R, B) for PPG's auxiliary phase."""
         self.auxiliary_weights.bind()
         return super().all_heads(observation)
@@ -162,7 +163,7 @@ class StackedAgent(Agent):
         """The value function's own parameters; those of a shared encoder are among the policy's."""
         return [self.value_weights.rows]
 
-    def _value(self, observation: Observation, features: Tensor | None) -> Tensor:
+    def _value(self, observation: Inputs, features: Tensor | None) -> Tensor:
         self.value_weights.bind()
         return super()._value(observation, features)
 

@@ -136,7 +136,8 @@ class StackedSampler:
             terminated[t] = step.terminated if self._bootstrap_truncated else step.done
             if self._bootstrap_truncated and step.final_observation is not None:
                 truncated.append((t, step))
-            self.episodes.add(step.reward, done[t])
+            self.episodes.add(*step.counted)
+            self.episodes.first = done[t]
         observations = self._unstack(buffer.observations)
         value = agent.value(map_observation(lambda x: x.flatten(1, 2), observations)).view(shape)
         last_value = agent.value(_tensors(normalized(self._each(self._observation))))

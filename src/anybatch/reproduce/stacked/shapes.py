@@ -39,10 +39,14 @@ _WITHOUT_EFFECT = (
     "policy.allow_stale_coupled",  # a permission
     "log",
 )
-"""Fields without effect on what a stacked run computes: it is fp32, on the CPU, and keeps everything in memory."""
+"""Fields without effect on a stacked run: it is fp32, on the CPU, and keeps everything in memory."""
 
 
-_ADDED = ("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian")
+_ADDED = (
+    *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
+    *("policy.clip_schedule", "policy.entropy_schedule"),
+    *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
+)
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
 
@@ -52,12 +56,12 @@ def shape_key(config: TrainConfig) -> str:
 
 
 def run_identity(config: TrainConfig) -> str:
-    """All settings that affect what a run computes, the seed aside, as text."""
+    """All settings that affect a run's numbers, the seed aside, as text."""
     return _without(config, _WITHOUT_EFFECT)
 
 
 def _check_stackable(config: TrainConfig) -> None:
-    """Refuse what a stack does not offer; networks are checked when they are stacked."""
+    """Refuse settings that a stack does not offer; networks are checked when they are stacked."""
     optimizer, source = config.optimizer, config.rollout.source
     needs = {
         "optimizer.kind": (optimizer.kind, "adam", optimizer.kind == "adam"),
@@ -66,6 +70,8 @@ def _check_stackable(config: TrainConfig) -> None:
     for field, (value, allowed, fits) in needs.items():
         if not fits:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
+    if config.model.recurrent != "none":
+        raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
         raise not_stackable(
             "model.architecture is shared with different policy and value epochs, whose two optimisers would share "

@@ -14,6 +14,7 @@ from anybatch.config.schema import OptimizerConfig, TrainConfig
 from anybatch.config.validation import validate
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
+from anybatch.envs.tensor import TensorVectorEnv
 from anybatch.errors import ConfigError, DivergenceError
 from anybatch.minibatches import RunGenerators
 from anybatch.models.agent import build_agent
@@ -27,7 +28,7 @@ from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.reproduce.stacked.progress import Columns, StackedRun
 from anybatch.reproduce.stacked.proximal import MixedProximal
 from anybatch.reproduce.stacked.rollouts import StackedSampler
-from anybatch.reproduce.stacked.shapes import check_common_shape
+from anybatch.reproduce.stacked.shapes import check_common_shape, not_stackable
 from anybatch.reproduce.stacked.store import StackedStore
 from anybatch.runs.build import Components, build_proximal, stream_seed
 from anybatch.sampling.sources import Delayed
@@ -83,6 +84,8 @@ def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None,
     config = _common_config(configs)
     env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
     try:
+        if isinstance(env, TensorVectorEnv):
+            raise not_stackable(f"env.id is {config.env.id}, which gives tensors")
         keep_freed_memory()
         learner = _learner(config, configs, seeds, env, statistics)
         bootstrap = config.env.bootstrap_truncated

@@ -13,7 +13,7 @@ from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
 
 
 class StackedStore(SegmentStore):
-    """A :class:`~anybatch.phase_storage.store.SegmentStore` of R runs: what it is given and returns has a run axis."""
+    """A :class:`~anybatch.phase_storage.store.SegmentStore` of R runs: its inputs and outputs have a run axis."""
 
     def __init__(self, layout: SegmentLayout, runs: int) -> None:
         """Allocate memory for ``runs`` times what ``layout`` describes.

@@ -1,0 +1,118 @@
+"""The proximal EWMA of a large model's trained weights, without a second model: in fp32, on any device.
+
+:class:`anybatch.proximal.EwmaProximal` keeps a copy of the network, which is the fastest for small ones. Here the
+average alone is kept, of the parameters that are trained (of an adapter, not of what it adapts), and takes their place
+in the model for a forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from anybatch.errors import ConfigError
+from anybatch.proximal import accumulate_, decay_of, sum_of_powers
+
+
+class WeightAverage:
+    """The bias-corrected EWMA of named parameters after each gradient step (section 4 and appendix A).
+
+    >>> average = WeightAverage(model.named_parameters(), center_of_mass=8.0)
+    >>> with average.applied(model), torch.no_grad():
+    ...     logp_proximal = log_probs(model, batch)
+
+    Call :meth:`after_gradient_step` after every gradient step, and evaluate the average before the forward pass that
+    carries a gradient. The same numbers as :class:`anybatch.proximal.EwmaProximal`.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, Parameter]],
+        center_of_mass: float = 8.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        """Start the average at the present weights.
+
+        Args:
+            parameters: names and parameters, of which those that require a gradient are averaged.
+            center_of_mass: beta/(1-beta), in gradient steps, at least 0.
+            device: where the average is kept, in fp32 at least: 4 bytes a parameter; None is where the parameters are.
+                From another device it is copied for each forward pass.
+
+        Raises:
+            ConfigError: ``center_of_mass`` is out of range, or no parameter requires a gradient.
+        """
+        if not 0 <= center_of_mass < math.inf:
+            raise ConfigError(f"center_of_mass is {center_of_mass}, but must be a finite number, at least 0")
+        self.beta = decay_of(center_of_mass)
+        """Decay rate of the average."""
+        self.parameters = {name: x for name, x in parameters if x.requires_grad}
+        """The averaged parameters by name."""
+        if not self.parameters:
+            raise ConfigError("no parameter requires a gradient, so there is nothing to average")
+        self.average: list[Tensor] = [
+            x.detach().to(device=device, dtype=torch.promote_types(x.dtype, torch.float32), copy=True)
+            for x in self.parameters.values()
+        ]
+        """The average of each parameter."""
+        self.terms = 1
+        """Number of weights in the average: the initial ones, and those after each gradient step."""
+
+    @torch.no_grad()
+    def after_gradient_step(self) -> None:
+        """theta_prox <- EWMA_beta(theta)."""
+        self.terms += 1
+        weight = 1 / sum_of_powers(self.beta, self.terms)
+        for average, theta in zip(self.average, self.parameters.values(), strict=True):  # one on the device at a time
+            accumulate_([average], [theta.detach().to(average.device, average.dtype)], weight)
+
+    def reset(self) -> None:
+        """Re-initialise: theta_prox <- theta, w <- 1."""
+        self.terms = 0
+        self.after_gradient_step()
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Let the average take the place of the weights, and the model be in evaluation mode, without dropout.
+
+        Args:
+            model: the model that has the parameters; its modules return to the modes in which they were.
+        """
+        weights = [x.data for x in self.parameters.values()]
+        modes = {module: module.training for module in model.modules()}
+        try:
+            for x, average in zip(self.parameters.values(), self.average, strict=True):
+                x.data = average.to(x.device, x.dtype)
+            model.eval()
+            yield
+        finally:
+            for x, data in zip(self.parameters.values(), weights, strict=True):
+                x.data = data
+            for module, mode in modes.items():
+                module.training = mode
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages by name, and the number of terms."""
+        return {"average": dict(zip(self.parameters, self.average, strict=True)), "terms": self.terms}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Args:
+            state: with the same names.
+
+        Raises:
+            ConfigError: the names are others.
+        """
+        if state["average"].keys() != self.parameters.keys():
+            changed = sorted(state["average"].keys() ^ self.parameters.keys())
+            raise ConfigError(f"the saved average is of other parameters: {', '.join(changed[:5])}")
+        for name, average in zip(self.parameters, self.average, strict=True):
+            average.copy_(state["average"][name])
+        self.terms = int(state["terms"])

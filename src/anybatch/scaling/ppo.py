@@ -1,0 +1,47 @@
+"""From plain PPO to PPO-EWMA: the centre of mass with which the EWMA limits the policy as PPO did."""
+
+from __future__ import annotations
+
+import math
+
+from anybatch.config import fields
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import ConfigError
+
+
+def center_of_mass_of_ppo(epochs: int, minibatches: int) -> float:
+    """Centre of mass, in gradient steps, of the EWMA that is as far from the policy as PPO's proximal policy.
+
+    PPO's proximal policy is the policy before the iteration. At its K = epochs * minibatches gradient steps it is 0 to
+    K - 1 steps old. While the gradient is mostly noise, weights move as in a random walk, and their mean squared
+    distance grows with every step: over an iteration it is (K - 1)/2 steps' worth. The distance from an EWMA with
+    centre of mass C is that of its steps weighted by beta^age, beta = C/(1 + C), whose squares sum to
+    ``beta^2 / (1 - beta^2) = C^2 / (1 + 2C)``. Both are equal for ``C = (K - 1 + sqrt(K^2 - 1)) / 2``, which is between
+    K - 1, the age that PPO's proximal policy reaches, and K - 1/2. The paper (appendix B) equates the greatest ages and
+    takes K.
+
+    The mean KL divergence from the proximal policy, which is quadratic in the distance, is then the same, and so is the
+    speed at which a limit on it stops the policy. The centre of mass for equal mean ages, (K - 1)/2, would limit it
+    about twice as tightly.
+
+    Args:
+        epochs: passes over an iteration's data for the policy.
+        minibatches: gradient steps of each.
+
+    Raises:
+        ConfigError: one of them is below 1.
+    """
+    for name, number in (("epochs", epochs), ("minibatches", minibatches)):
+        if number < 1:
+            raise ConfigError(f"{name} is {number}, but must be an integer of at least 1")
+    steps = epochs * minibatches
+    return (steps - 1 + math.sqrt(steps**2 - 1)) / 2
+
+
+def from_ppo(config: TrainConfig) -> TrainConfig:
+    """PPO-EWMA in place of a plain PPO: the proximal policy becomes the EWMA of :func:`center_of_mass_of_ppo`.
+
+    Everything else stays, so call it with the hyperparameters at the batch where they were tuned, and scale afterwards.
+    """
+    center = center_of_mass_of_ppo(config.optimizer.policy_epochs, config.optimizer.minibatches)
+    return fields.replace(fields.replace(config, "policy.proximal", "ewma"), "policy.center_of_mass", center)

@@ -1,0 +1,164 @@
+"""Single rules of section 4, for the numbers of any program; no configuration needed.
+
+Each takes a number that works at some batch size, and the factor c by which the batch is divided, and returns the
+number for the other batch; c below 1 enlarges the batch. Which batch is meant depends on the number: the *optimisation
+batch*, the samples of one gradient step over all workers and accumulated micro-batches, or the *iteration batch*, the
+samples between two rounds of collecting data.
+
+>>> adam_step_size(3e-4, divide_batch_by=16)
+7.5e-05
+>>> center_of_mass(8, divide_batch_by=16)
+128.0
+"""
+
+from __future__ import annotations
+
+import math
+
+from anybatch.errors import ConfigError
+
+
+def adam_step_size(step_size: float, *, divide_batch_by: float) -> float:
+    """Divide the step size of Adam, or of another optimiser that divides by the noise, by sqrt(c) (appendix C).
+
+    Args:
+        step_size: Adam's learning rate.
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        The step size at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is not a number above 0.
+    """
+    return float(_positive("step_size", step_size) / _factor(divide_batch_by) ** 0.5)
+
+
+def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
+    """Divide the step size of SGD, with momentum or without, by c (section 3.2).
+
+    Args:
+        step_size: SGD's learning rate.
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        The step size at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is not a number above 0.
+    """
+    return _positive("step_size", step_size) / _factor(divide_batch_by)
+
+
+def adam_beta(beta: float, *, divide_batch_by: float) -> float:
+    """Raise a decay rate of Adam to the power 1/c, which keeps the samples that it averages over.
+
+    The paper's main experiments leave Adam's decay rates as they are; its appendix on Adam's betas measures the effect.
+
+    Args:
+        beta: decay rate of Adam's first or second moment, in [0, 1).
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        The decay rate at 1/c of the batch.
+
+    Raises:
+        ConfigError: ``beta`` is out of range, or c not a number above 0.
+    """
+    if not 0 <= beta < 1:
+        raise ConfigError(f"beta is {beta}, but a decay rate must be at least 0 and below 1")
+    return float(beta ** (1 / _factor(divide_batch_by)))
+
+
+def center_of_mass(center: float, *, divide_batch_by: float) -> float:
+    """Multiply the centre of mass of the proximal EWMA by c (second adjustment of section 4).
+
+    The proximal policy stays as old in samples: c times as many gradient steps of 1/c of the batch.
+
+    Args:
+        center: beta/(1-beta) in gradient steps, at least 0.
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        The centre of mass at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if not 0 <= center < math.inf:
+        raise ConfigError(f"center_of_mass is {center}, but must be a finite number of gradient steps, at least 0")
+    return float(center * _factor(divide_batch_by))
+
+
+def advantage_span(span: float, *, divide_batch_by: float) -> float:
+    """Multiply the span of the advantage moments by c (third adjustment of section 4).
+
+    Args:
+        span: 2/(1-beta) - 1 in iterations, at least 1, which is the current iteration alone.
+        divide_batch_by: c, the factor of the iteration batch.
+
+    Returns:
+        The span at 1/c of the batch; 1 where the rule gives less, for moments need an iteration.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if not 1 <= span < math.inf:
+        raise ConfigError(f"advantage_span is {span}, but must be a finite number of iterations, at least 1")
+    return float(max(1.0, span * _factor(divide_batch_by)))
+
+
+def policy_iterations(iterations: int, *, divide_batch_by: float) -> int:
+    """Multiply PPG's number of iterations in a phase by c (fourth adjustment of section 4).
+
+    Args:
+        iterations: N_pi, at least 1.
+        divide_batch_by: c, the factor of the iteration batch.
+
+    Returns:
+        The nearest whole number at 1/c of the batch, at least 1.
+
+    Raises:
+        ConfigError: an argument is out of range, or the nearest number is 0.
+    """
+    exact = _whole("policy_iterations", iterations) * _factor(divide_batch_by)
+    if exact < 0.5:
+        raise ConfigError(
+            f"policy_iterations would be {iterations} x {divide_batch_by:.4g} = {exact:.3g}, but a phase has at least "
+            f"1 iteration; up to {iterations} times as many samples an iteration keep the phase as it is"
+        )
+    return max(1, round(exact))
+
+
+def max_lag(lag: int, *, divide_batch_by: float) -> int:
+    """Multiply the age of the data, in iterations, by c, which keeps it in samples.
+
+    Args:
+        lag: delay or maximal lag in iterations, at least 0.
+        divide_batch_by: c, the factor of the iteration batch.
+
+    Returns:
+        The nearest whole number at 1/c of the batch; at least 1 unless ``lag`` is 0.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if lag == 0:
+        return 0
+    return max(1, round(_whole("lag", lag) * _factor(divide_batch_by)))
+
+
+def _factor(divide_batch_by: float) -> float:
+    return _positive("divide_batch_by", divide_batch_by)
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{name} is {value}, but must be a number above 0")
+    return value
+
+
+def _whole(name: str, value: int) -> int:
+    if value < 1 or value != int(value):
+        raise ConfigError(f"{name} is {value}, but must be an integer of at least 1")
+    return value

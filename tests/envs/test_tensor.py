@@ -1,0 +1,182 @@
+"""The adapter of environments of tensors: both manners of step, conversions, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from anybatch.config.masks import ActionMask
+from anybatch.config.schema import EnvConfig
+from anybatch.envs.factory import make
+from anybatch.envs.registry import environment_id
+from anybatch.envs.tensor import TensorVectorEnv
+from anybatch.errors import ConfigError, EnvError
+
+
+class Counting:
+    """Observations count the steps of an episode; instance i ends after i + 2 steps, the odd ones by a time limit.
+
+    ``manner`` is ``flags`` (terminated, truncated) or ``dones`` (done, and info["time_outs"]).
+    """
+
+    def __init__(self, num_envs: int, manner: str = "flags", **attributes: Any) -> None:
+        self.num_envs, self.manner, self.device = num_envs, manner, "cpu"
+        self.observation_space: Any = spaces.Box(0, 100, (1,), np.float64)
+        self.action_space: Any = spaces.Discrete(3, start=4)
+        self.actions: list[Tensor] = []
+        self.seeds: list[int | None] = []
+        self.odd = torch.arange(num_envs) % 2 == 1
+        vars(self).update(attributes)
+
+    def reset(self, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.time = torch.zeros(self.num_envs, dtype=torch.int64)
+        return self.observe(), {}
+
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        self.actions.append(action)
+        self.time = self.time + 1
+        done = self.time == torch.arange(self.num_envs) + 2
+        final, reward = self.observe(), self.time.float()
+        self.time = torch.where(done, 0, self.time)
+        info = {"final_obs": final}
+        if self.manner == "dones":
+            return self.observe(), reward, done.float(), {"time_outs": done & self.odd}
+        return self.observe(), reward, done & ~self.odd, done & self.odd, info
+
+    def observe(self) -> Any:
+        return self.time.double().unsqueeze(1)
+
+
+def made(num_envs: int = 3, **options: Any) -> tuple[TensorVectorEnv, Counting]:
+    env = Counting(num_envs, **options)
+    games = make(EnvConfig(id=environment_id(env)), num_envs, seed=7)
+    assert isinstance(games, TensorVectorEnv)
+    return games, env
+
+
+@pytest.mark.parametrize("manner", ["flags", "dones"])
+def test_both_manners_by_hand(manner: str) -> None:
+    games, env = made(manner=manner)
+    assert games.reset_tensors().tolist() == [[0.0]] * 3  # type: ignore[union-attr]
+    steps = [games.step_tensors(torch.tensor([0, 1, 2])) for _ in range(4)]
+    # instances of 2, 3 and 4 steps
+    assert [s.observation.flatten().tolist() for s in steps] == [[1, 1, 1], [0, 2, 2], [1, 0, 3], [0, 1, 0]]  # type: ignore[union-attr]
+    assert [s.terminated.tolist() for s in steps] == [
+        [False, False, False],
+        [True, False, False],
+        [False, False, False],
+        [True, False, True],
+    ]
+    assert [s.truncated.tolist() for s in steps] == [[False] * 3, [False] * 3, [False, True, False], [False] * 3]
+    assert steps[0].observation.dtype == torch.float32  # type: ignore[union-attr]
+    assert steps[0].terminated.dtype == torch.bool
+    assert env.actions[0].tolist() == [4, 5, 6]  # Discrete from 4
+    if manner == "flags":
+        assert steps[2].final_observation.flatten().tolist() == [1.0, 3.0, 3.0]  # type: ignore[union-attr]
+    else:
+        assert steps[2].final_observation is None
+    games.reset_tensors()
+    assert env.seeds[0] is not None and env.seeds[1] is None
+
+
+def test_arrays_for_evaluation() -> None:
+    games, _ = made()
+    assert np.array_equal(games.reset(), np.zeros((3, 1), np.float32))  # type: ignore[arg-type]
+    steps = [games.step(np.array([0, 1, 2])) for _ in range(3)]
+    assert steps[2].final_index.tolist() == [1] and steps[2].final_observation.tolist() == [[3.0]]  # type: ignore[union-attr]
+    assert steps[2].reward.tolist() == [1, 3, 3] and steps[2].reward.dtype == np.float32
+    assert steps[0].final_observation is None and steps[1].done.tolist() == [True, False, False]
+
+
+class Entries(Counting):
+    def observe(self) -> Any:
+        mask = torch.nn.functional.one_hot(self.time % 3, 3)
+        return {"action_mask": mask.bool(), "kind": self.time % 2 + 1, "x": self.time.unsqueeze(1).half()}
+
+
+ENTRIES = spaces.Dict(
+    {"action_mask": spaces.Box(0, 1, (3,), np.int8), "kind": spaces.Discrete(2, start=1), "x": spaces.Box(0, 9, (1,))}
+)
+
+
+def test_entries_and_masks_are_converted() -> None:
+    games = make(EnvConfig(id=environment_id(lambda num_envs: Entries(num_envs, observation_space=ENTRIES))), 2, 0)
+    assert isinstance(games, TensorVectorEnv)
+    assert isinstance(games.observation_space["action_mask"], ActionMask)  # type: ignore[index]
+    games.reset_tensors()
+    observation = games.step_tensors(torch.zeros(2, dtype=torch.int64)).observation
+    assert isinstance(observation, dict)
+    assert {key: (x.dtype, x.tolist()) for key, x in observation.items()} == {
+        "action_mask": (torch.int8, [[0, 1, 0]] * 2),
+        "kind": (torch.int64, [1, 1]),
+        "x": (torch.float32, [[1.0]] * 2),
+    }
+
+
+def test_actions_of_a_box_are_copies_in_its_dtype() -> None:
+    games, env = made(action_space=spaces.Box(-1, 1, (2,), np.float64))
+    games.reset_tensors()
+    action = torch.rand(3, 2)
+    games.step_tensors(action)
+    assert env.actions[0].dtype == torch.float64 and torch.equal(env.actions[0].float(), action)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"observe": lambda: np.zeros((2, 1))}, "is a ndarray, where a tensor is expected"),
+        ({"observe": lambda: torch.zeros(2)}, r"has shape \(2,\), where its space says \(2, 1\)"),
+        ({"step": lambda action: (1, 2, 3)}, "must return .*, but returned 3 values"),
+        ({"step": lambda action: (torch.zeros(2, 1), torch.zeros(2, 1), *[torch.zeros(2)] * 2, {})}, "as reward"),
+    ],
+)
+def test_breaches_are_named(attributes: dict[str, Any], sentence: str) -> None:
+    games, _ = made(2, **attributes)
+    with pytest.raises(EnvError, match=sentence):
+        (games.reset_tensors(), games.step_tensors(torch.zeros(2, dtype=torch.int64)))
+
+
+def test_numbers_are_checked_once_a_rollout() -> None:
+    games, _ = made(2)
+    observation, params, reward = torch.zeros(2, 5, 1), torch.zeros(2, 5, 3), torch.zeros(2, 5)
+    games.check(observation, params, reward)
+    reward[1, 3] = torch.nan
+    with pytest.raises(EnvError, match=r"The reward of environment 1 of .* is nan"):
+        games.check(observation, params, reward)
+    observation[1, 3] = torch.inf
+    with pytest.raises(EnvError, match=r"The observation of environment 1 of .* is not finite: it is inf at \[0\]"):
+        games.check(observation, params, reward)
+    params[0, 2] = torch.nan  # the first one: the environment is not to blame
+    games.check(observation, params, reward)
+    masked = make(EnvConfig(id=environment_id(lambda num_envs: Entries(num_envs, observation_space=ENTRIES))), 2, 0)
+    rows = {"action_mask": torch.ones(2, 5, 3), "kind": torch.zeros(2, 5), "x": torch.zeros(2, 5, 1)}
+    rows["action_mask"][0, 4] = 0
+    with pytest.raises(EnvError, match=r"action mask of environment 0 of .* allows nothing"):
+        masked.check(rows, torch.zeros(2, 5, 3), torch.zeros(2, 5))  # type: ignore[attr-defined]
+
+
+def test_an_object_has_its_number_and_is_not_closed() -> None:
+    env = Counting(3, close=lambda: pytest.fail("closed"))
+    assert environment_id(env) == environment_id(env) != environment_id(Counting(3))
+    make(EnvConfig(id=environment_id(env)), 3, 0).close()
+    with pytest.raises(ConfigError, match=r"is an environment of 3: set env.num_envs 3"):
+        make(EnvConfig(id=environment_id(env)), 2, 0)
+    with pytest.raises(ConfigError, match="gives tensors, whose steps return before they are done"):
+        make(EnvConfig(id=environment_id(env), step_timeout=1.0), 3, 0)
+    with pytest.raises(EnvError, match="takes a single seed"):
+        make(EnvConfig(id=environment_id(lambda num_envs: Counting(num_envs))), 4, [1, 2])
+
+
+def test_a_gymnasium_vector_with_a_device_gives_tensors() -> None:
+    """As ManiSkill's and Isaac Lab's do: spaces of one instance are called single."""
+    box = spaces.Box(0, 100, (1,))
+    single = {"single_observation_space": box, "single_action_space": spaces.Discrete(2)}
+    games, _ = made(2, observation_space=gymnasium.vector.utils.batch_space(box, 2), **single)
+    assert games.observation_space == box and games.action_space == spaces.Discrete(2)

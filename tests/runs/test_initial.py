@@ -1,0 +1,173 @@
+"""One run as the start of another at another batch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anybatch.cli.main import main
+from anybatch.config.io import override
+from anybatch.config.schema import TrainConfig
+from anybatch.errors import CheckpointError
+from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.runs import checkpoint
+from anybatch.runs.build import build
+from anybatch.runs.initial import start_from
+from anybatch.runs.run import read_config
+from anybatch.scaling import rescale
+from anybatch.training import resume, train
+
+
+def small(preset: Callable[..., TrainConfig] = ppo_ewma, **changes: Any) -> TrainConfig:
+    config = preset(
+        "gym:Pendulum-v1",
+        num_envs=8,
+        rollout_steps=8,
+        minibatches=2,
+        policy_epochs=1,
+        value_epochs=1,
+        total_env_steps=256,
+        span=3.0,
+        device="cpu",
+        precision="fp32",
+        tensorboard=False,
+        workers=1,
+        model={"encoder": "mlp", "options": {"width": 8, "depth": 1}},
+        **{"observation.normalize": True},
+    )
+    return override(config, changes)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("large") / "run"
+    train(small(), run, quiet=True)  # 4 iterations of 2 gradient steps
+    return run
+
+
+def state_of(run: Path) -> dict[str, Any]:
+    return checkpoint.load_newest(run / "checkpoints")[0]["state"]
+
+
+def first_state(run: Path) -> dict[str, Any]:
+    return checkpoint.load(run / "checkpoints" / "iteration-000000000.ckpt")["state"]
+
+
+def keep_first(config: TrainConfig) -> TrainConfig:
+    return override(config, {"keep_checkpoints": 100})
+
+
+def test_at_another_batch(large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, changes = rescale(small(), num_envs=2)  # a quarter of the batch
+    train(keep_first(config), tmp_path / "run", init_from=large, changes=changes, quiet=True)
+    before, after = state_of(large), first_state(tmp_path / "run")
+    for name, weights in before["agent"].items():  # and with them the statistics of the observations
+        assert torch.equal(after["agent"][name], weights), name
+    old, new = (x["optimizers"]["joint"]["state"] for x in (before, after))
+    for index, one in old.items():
+        assert torch.equal(new[index]["exp_avg_sq"], 4 * one["exp_avg_sq"])
+        assert one["exp_avg"].any() and not new[index]["exp_avg"].any()
+        assert new[index]["step"] == one["step"] == 8
+    assert before["proximal"]["terms"] == 9 and after["proximal"]["terms"] == 36  # theta_0 and 8 steps, times 4
+    for name, x in before["proximal"]["module"].items():
+        assert torch.equal(after["proximal"]["module"][name], x)
+    for name in ("count", "mean", "squares"):
+        assert after["reward_normalizer"][name] == before["reward_normalizer"][name]
+    assert after["reward_normalizer"]["return"].tolist() == [0, 0]
+    assert after["advantage_normalizer"] == before["advantage_normalizer"]
+    text = capsys.readouterr().err
+    assert "at 256 environment steps; taken over: weights, statistics of observations, statistics of rewards, " in text
+    assert "8 samples instead of 32: the optimiser's second moments are multiplied by 4" in text
+
+
+def test_at_the_same_batch_the_optimiser_continues(large: Path, tmp_path: Path) -> None:
+    train(keep_first(small()), tmp_path / "run", init_from=large, quiet=True)
+    before, after = state_of(large), first_state(tmp_path / "run")
+    for index, one in before["optimizers"]["joint"]["state"].items():
+        for name, x in one.items():
+            assert torch.equal(after["optimizers"]["joint"]["state"][index][name], x)
+    assert after["proximal"]["terms"] == 9
+    assert resume(tmp_path / "run", total_env_steps=320, quiet=True).env_steps == 320
+
+
+def test_numbers_are_those_of_the_configuration(large: Path) -> None:
+    components = build(small(step_size=3e-3, adam_betas=(0.5, 0.9)), 0)
+    start_from(large, components)
+    (group,) = components.learner.optimizers.optimizers["joint"].param_groups
+    assert (group["lr"], group["betas"]) == (3e-3, (0.5, 0.9))
+    components.env.close()
+
+
+def test_what_the_other_run_lacks_starts_anew(large: Path, tmp_path: Path) -> None:
+    train(small(ppo, **{"reward.normalize": False}), tmp_path / "plain", quiet=True)
+    components = build(small(optimizer_kind="sgd"), 0)
+    (sentence,) = start_from(tmp_path / "plain", components)
+    components.env.close()
+    assert sentence.endswith(
+        "taken over: weights, statistics of observations, statistics of advantages; anew: statistics of rewards, the "
+        "proximal policy's average, the optimiser's averages, counters, schedules, random numbers, episodes"
+    )
+    # the average starts at the weights that were loaded
+    proximal: Any = components.learner.proximal
+    for average, weight in zip(proximal.average, components.learner.agent.policy.parameters(), strict=True):
+        assert torch.equal(average, weight)
+
+
+def test_the_auxiliary_phase_s_optimiser_is_taken_over(tmp_path: Path) -> None:
+    phase = {"policy_iterations": 2, "aux_minibatches": 4, "aux_epochs": 1}
+    train(small(ppg_ewma, **phase), tmp_path / "large", quiet=True)
+    config, _ = rescale(small(ppg_ewma, **phase), num_envs=4)
+    components = build(config, 0)
+    start_from(tmp_path / "large", components)
+    assert components.auxiliary is not None
+    old = state_of(tmp_path / "large")["auxiliary"]["optimizer"]["state"]
+    new = components.auxiliary.optimizer.state_dict()["state"]
+    # by the rules a phase and its minibatches keep their samples, so nothing changes
+    assert all(torch.equal(new[i]["exp_avg_sq"], x["exp_avg_sq"]) for i, x in old.items()) and old
+    components.env.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"env.id": "gym:CartPole-v1"}, "the policy was trained with the observation space"),
+        ({"model.options": {"width": 16, "depth": 1}}, r"networks are others: .* is \(8, 3\) there and \(16, 3\) here"),
+        ({"observation.normalize": False}, "observation_normalizer.count is .* there and missing here"),
+        ({"aux.enabled": True, "aux.policy_iterations": 1, "aux.minibatches": 1}, "auxiliary_value"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_nothing(
+    changes: dict[str, Any], words: str, large: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        train(small(**changes), tmp_path / "run", init_from=large, quiet=True)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a run folder"):
+        train(small(), tmp_path / "run", init_from=tmp_path, quiet=True)
+
+
+def test_on_the_command_line_its_configuration_is_the_reference(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(large, source)
+    out = tmp_path / "run"
+    flags = ["--env.num-envs", "2", "--total-env-steps", "64", "--quiet", "--out", str(out)]
+    assert main(["train", f"--init-from={source}", *flags]) == 0
+    printed, messages = capsys.readouterr()
+    assert "optimisation batch 32 -> 8" in printed and "started from" in messages
+    config = read_config(out)[0]
+    assert config == override(rescale(small(), num_envs=2)[0], {"total_env_steps": 64})
+    assert config.policy.center_of_mass == 32
+    # a preset of one's choice is taken as it is, with its own batch as the reference
+    again = ["train", str(source / "config.yaml"), "--init-from", str(source), "--scaling.off", *flags[:-1]]
+    assert main([*again, str(tmp_path / "again")]) == 0
+    assert read_config(tmp_path / "again")[0].policy.center_of_mass == 8

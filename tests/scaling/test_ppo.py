@@ -1,0 +1,48 @@
+"""The EWMA that limits the policy as PPO did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from anybatch.errors import ConfigError
+from anybatch.presets import ppo
+from anybatch.proximal import EwmaProximal
+from anybatch.scaling import center_of_mass_of_ppo, from_ppo
+
+
+def test_hand_worked() -> None:
+    assert center_of_mass_of_ppo(1, 1) == 0  # both proximal policies are the current one
+    # K = 2: (1 + sqrt(3)) / 2; K = 8: (7 + sqrt(63)) / 2
+    assert center_of_mass_of_ppo(2, 1) == pytest.approx(1.3660254)
+    assert center_of_mass_of_ppo(1, 8) == pytest.approx(7.4686270)
+    assert center_of_mass_of_ppo(2, 4) == center_of_mass_of_ppo(1, 8)
+    with pytest.raises(ConfigError, match="minibatches is 0"):
+        center_of_mass_of_ppo(1, 0)
+
+
+@pytest.mark.parametrize("steps", [4, 16])
+def test_a_random_walk_is_as_far_from_the_average_as_from_the_start_of_its_iterations(steps: int) -> None:
+    walkers, iterations = 4000, 40 if steps == 4 else 12
+    theta = torch.nn.Linear(walkers, 1, bias=False)
+    torch.nn.init.zeros_(theta.weight)
+    ewma = EwmaProximal(theta, center_of_mass_of_ppo(1, steps))
+    generator, squares = torch.Generator().manual_seed(0), torch.zeros(2, dtype=torch.float64)
+    with torch.no_grad():
+        for iteration in range(iterations):
+            start = theta.weight.clone()
+            for _ in range(steps):
+                if iteration >= iterations // 2:  # the average has forgotten the beginning
+                    for i, proximal in enumerate((start, ewma.average[0])):
+                        squares[i] += (theta.weight - proximal).square().double().sum()
+                theta.weight += torch.randn(1, walkers, generator=generator)
+                ewma.after_gradient_step()
+    count = steps * (iterations - iterations // 2) * walkers
+    assert squares[0] / count == pytest.approx((steps - 1) / 2, rel=0.02)
+    assert squares[1] / count == pytest.approx((steps - 1) / 2, rel=0.02)
+
+
+def test_everything_else_stays() -> None:
+    config = ppo("gym:CartPole-v1", minibatches=4)
+    ewma = from_ppo(config)
+    assert ewma == ppo("gym:CartPole-v1", minibatches=4, proximal="ewma", center_of_mass=center_of_mass_of_ppo(3, 4))

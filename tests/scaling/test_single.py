@@ -1,0 +1,81 @@
+"""Rules for single numbers: the paper's table of appendix B, and agreement with the rules of a configuration."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from anybatch import scaling
+from anybatch.errors import ConfigError
+from anybatch.presets import ppg_ewma
+
+
+def test_values_of_the_paper_at_1_256_of_the_batch() -> None:
+    """5e-4 / sqrt(256) = 5e-4 / 16; 0.9^(1/256) and 0.999^(1/256); 8 x 256; 1 x 256; 32 x 256."""
+    by: dict[str, Any] = {"divide_batch_by": 256}
+    assert scaling.adam_step_size(5e-4, **by) == pytest.approx(3.125e-5, rel=1e-12)
+    assert scaling.sgd_step_size(0.256, **by) == pytest.approx(1e-3, rel=1e-12)
+    assert scaling.adam_beta(0.9, **by) == pytest.approx(0.9995885, abs=5e-8)
+    assert scaling.adam_beta(0.999, **by) == pytest.approx(0.9999961, abs=5e-8)
+    assert scaling.center_of_mass(8, **by) == 2048
+    assert scaling.advantage_span(1, **by) == 256
+    assert scaling.policy_iterations(32, **by) == 8192
+    assert scaling.max_lag(2, **by) == 512
+
+
+@pytest.mark.parametrize("c", [16, 4, 0.5, 0.25])
+def test_they_are_the_rules_of_a_configuration(c: float) -> None:
+    before = ppg_ewma(span=4.0)
+    after, _ = scaling.scale(before, c, adam_betas=True)
+    by: dict[str, Any] = {"divide_batch_by": c}
+    optimizer, betas = before.optimizer, before.optimizer.adam_betas
+    assert after.optimizer.step_size == scaling.adam_step_size(optimizer.step_size, **by)
+    assert after.optimizer.adam_betas == tuple(scaling.adam_beta(beta, **by) for beta in betas)
+    assert after.policy.center_of_mass == scaling.center_of_mass(before.policy.center_of_mass, **by)
+    assert after.advantage.span == scaling.advantage_span(before.advantage.span, **by)
+    assert after.aux.policy_iterations == scaling.policy_iterations(before.aux.policy_iterations, **by)
+
+
+@pytest.mark.parametrize("c", [3, 0.2])
+def test_there_and_back(c: float) -> None:
+    for rule, value in (
+        (scaling.adam_step_size, 3e-4),
+        (scaling.sgd_step_size, 0.1),
+        (scaling.adam_beta, 0.95),
+        (scaling.center_of_mass, 8.0),
+        (scaling.advantage_span, 20.0),
+    ):
+        assert rule(rule(value, divide_batch_by=c), divide_batch_by=1 / c) == pytest.approx(value, rel=1e-12)
+
+
+def test_limits() -> None:
+    assert scaling.advantage_span(2, divide_batch_by=0.25) == 1  # an iteration at least
+    assert scaling.policy_iterations(3, divide_batch_by=0.5) == 2  # 1.5 to the nearest even number
+    assert scaling.max_lag(0, divide_batch_by=4) == 0  # fresh data stays fresh
+    assert scaling.max_lag(1, divide_batch_by=0.1) == 1  # stale data stays stale
+    with pytest.raises(ConfigError, match=r"policy_iterations would be 2 x 0.2 = 0.4"):
+        scaling.policy_iterations(2, divide_batch_by=0.2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        ("adam_step_size", 1e-3, [0.0, -1.0, math.nan, math.inf]),
+        ("sgd_step_size", 1e-3, [0.0, math.inf]),
+        ("adam_beta", 0.9, [1.0, -0.1, math.nan]),
+        ("center_of_mass", 8.0, [-1.0, math.inf, math.nan]),
+        ("advantage_span", 1.0, [0.5, math.inf]),
+        ("policy_iterations", 4, [0, 1.5]),
+        ("max_lag", 1, [-1, 0.5]),
+    ],
+)
+def test_wrong_numbers_are_named(rule: str, good: float, bad: list[float]) -> None:
+    call = getattr(scaling, rule)
+    for value in bad:
+        with pytest.raises(ConfigError, match=f"{value}.*but (must|a decay rate must)"):
+            call(value, divide_batch_by=2)
+    for c in (0, -1, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="divide_batch_by is"):
+            call(good, divide_batch_by=c)

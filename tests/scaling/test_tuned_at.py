@@ -1,0 +1,78 @@
+"""Hyperparameters and the batch that they come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from anybatch.config.io import override
+from anybatch.errors import ConfigError
+from anybatch.presets import ppg_ewma, ppo, ppo_ewma
+from anybatch.scaling import from_ppo, rescale, scale
+from anybatch.scaling.options import Adjustments
+from anybatch.scaling.tuned_at import TunedAt, carry, divide
+
+
+def test_it_is_rescale_of_the_configuration_at_that_batch() -> None:
+    base = ppg_ewma()
+    given = {"env.num_envs": 16, "optimizer.step_size": 3e-4, "optimizer.minibatches": 4}
+    config = override(base, given)
+    carried = carry(base, config, given, TunedAt(num_envs=64, minibatches=2))
+    tuned = override(config, {"env.num_envs": 64, "optimizer.minibatches": 2})
+    assert carried.tuned == tuned
+    assert (carried.config, carried.changes) == rescale(tuned, num_envs=16, minibatches=4)
+
+
+def test_the_preset_s_batch_is_where_it_was_tuned() -> None:
+    """--tuned-at with the preset's own batch gives what a preset without any numbers of the user's gives."""
+    base = ppo_ewma()
+    config = override(base, {"num_envs": 16})
+    plain = carry(base, config, {"env.num_envs"})
+    stated = carry(base, config, {"env.num_envs"}, TunedAt(num_envs=256))
+    assert (plain.config, plain.changes) == (stated.config, stated.changes) == rescale(base, num_envs=16)
+    assert plain.notes == stated.notes == []
+
+
+def test_the_age_of_the_data_follows_only_a_stale_base() -> None:
+    fresh, stale = ppg_ewma(), override(ppg_ewma(), {"rollout.source": {"kind": "delayed", "delay": 2}})
+    asynchronous = override(fresh, {"rollout.source.kind": "asynchronous", "env.num_envs": 64})
+    assert carry(fresh, asynchronous, []).config.rollout.source.max_lag == 1
+    assert carry(fresh, asynchronous, [], TunedAt(num_envs=256)).config.rollout.source.max_lag == 4
+    smaller = override(stale, {"env.num_envs": 64})
+    assert carry(stale, smaller, []).config.rollout.source.delay == 8
+    assert carry(stale, smaller, [], options=Adjustments(staleness=False)).config.rollout.source.delay == 2
+    by_hand = override(smaller, {"rollout.source.delay": 3})
+    assert carry(stale, by_hand, ["rollout.source.delay"]).config.rollout.source.delay == 3
+
+
+def test_divide() -> None:
+    base = ppo_ewma()
+    config = override(base, {"step_size": 3e-4, "steps": 128})
+    given = ["optimizer.step_size", "rollout.steps"]
+    tuned = override(config, {"num_envs": 32})
+    carried = divide(base, config, given, 4, TunedAt(num_envs=32))
+    assert (carried.config, carried.changes) == scale(tuned, 4)
+    with pytest.raises(ConfigError, match=r"rollout.steps 128 says where .* say tuned_at.rollout_steps"):
+        divide(base, config, given, 4)
+
+
+def test_an_automatic_number_is_no_number_by_hand() -> None:
+    base = ppg_ewma()
+    config = override(base, {"num_envs": 16, "aux.minibatches": None})
+    assert carry(base, config, {"env.num_envs", "aux.minibatches"}).notes == []
+    assert divide(base, base, {"aux.minibatches"}, 16).notes == []
+
+
+@pytest.mark.parametrize("tuned_at", [TunedAt(), TunedAt(num_envs=64)])
+def test_minibatches_of_a_fixed_size_are_computed(tuned_at: TunedAt) -> None:
+    base, options = ppo_ewma(), Adjustments(rule="fixed-minibatch")
+    carried = carry(base, override(base, {"num_envs": 512}), ["env.num_envs"], tuned_at, options)
+    assert carried.config.optimizer.minibatches == 8 * 512 // (tuned_at.num_envs or 256)
+
+
+def test_ppo_is_converted_at_the_batch_where_it_was_tuned() -> None:
+    base = ppo()
+    config = override(base, {"num_envs": 16, "minibatches": 16})
+    carried = carry(base, config, {"env.num_envs", "optimizer.minibatches"}, ppo=True)
+    assert carried.config == rescale(from_ppo(base), num_envs=16, minibatches=16)[0]
+    unchanged = carry(base, base, (), ppo=True)
+    assert (unchanged.config, unchanged.changes) == (from_ppo(base), [])
