@@ -16,7 +16,7 @@ from anybatch.models.encoder import build_encoder
 from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.nature import NatureEncoder
+from anybatch.models.nature import NatureEncoder, SmallConvEncoder
 from anybatch.models.precision import encode
 
 HWC = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
@@ -150,6 +150,26 @@ def test_small_and_odd_images() -> None:
         NatureEncoder(gym.spaces.Box(0, 255, (35, 40, 3), np.uint8))
 
 
+def test_small_conv_by_hand() -> None:
+    encoder = SmallConvEncoder(gym.spaces.Box(0, 1, (5, 4)), channels=1, width=1)
+    for layer in (encoder.conv, encoder.dense):
+        torch.nn.init.ones_(layer.weight)
+    # patches of 3 x 3 at rows 0 and 2, column 0: of 0, 1, ... 4 in each row, sums 3 * (0 + 1 + 2) and 3 * (2 + 3 + 4)
+    board = torch.arange(5.0).unsqueeze(1).expand(1, 5, 4) / 100
+    torch.testing.assert_close(encoder(board), torch.tanh(torch.tensor([[0.36]])))
+    # uint8 is divided by 255, and a channel axis may come first or last
+    image = SmallConvEncoder(gym.spaces.Box(0, 255, (9, 9, 3), np.uint8), channels=4)
+    assert image(torch.zeros(2, 9, 9, 3, dtype=torch.uint8)).shape == (2, 32)
+    assert image.dense.in_features == 4 * 4 * 4
+    names = SmallConvEncoder(gym.spaces.Box(0, 255, (3, 3, 1), np.uint8), categories=2)
+    # 1 is the last of two categories, 9 is none of them
+    board = torch.tensor([[0, 1, 9], [0, 0, 0], [1, 1, 1]], dtype=torch.uint8).view(1, 3, 3, 1)
+    expected = torch.tensor([[[1.0, 0, 0], [1, 1, 1], [0, 0, 0]], [[0.0, 1, 0], [0, 0, 0], [1, 1, 1]]])
+    torch.testing.assert_close(names.images(board), expected.unsqueeze(0))
+    with pytest.raises(ConfigError, match="at least 3 x 3 pixels"):
+        SmallConvEncoder(gym.spaces.Box(0, 1, (2, 9)))
+
+
 def test_mlp_observations() -> None:
     encoder = MlpEncoder(VECTOR, width=8, depth=3)
     assert encoder(torch.zeros(2, 5, dtype=torch.float64)).shape == (2, 8)
@@ -189,7 +209,7 @@ def test_custom_encoder() -> None:
 @pytest.mark.parametrize(
     ("encoder", "options", "message"),
     [
-        ("resnet", {}, r"model\.encoder is 'resnet', but must be auto, impala, nature, mlp or import"),
+        ("resnet", {}, r"model\.encoder is 'resnet', but must be auto, impala, nature, small-conv, mlp or import"),
         ("impala", {}, r"model\.encoder is impala, which needs images"),
         ("nature", {}, r"model\.encoder is nature, which needs images"),
         ("mlp", {"widht": 3}, r"'widht', which the encoder does not take; it takes depth, gain, width"),

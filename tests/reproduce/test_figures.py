@@ -32,16 +32,22 @@ from anybatch.reproduce.results import (
     write_results,
 )
 from anybatch.reproduce.style import COLORS, LABELS
-from anybatch.reproduce.suites.suite import Suite, cut, required_runs
+from anybatch.reproduce.suites.ladder_tasks import TASKS
+from anybatch.reproduce.suites.suite import Figure, Suite, cut, required_runs
 
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
+LADDER = SUITES["ladder", "full"]()
+
+
+def figures_in(suite: Suite) -> list[Figure]:
+    return [figure for figure in FIGURES.values() if figure.tasks(suite)]
 
 
 @pytest.mark.parametrize("name", SUITES)
 def test_every_run_is_valid(name: tuple[str, str]) -> None:
     suite = SUITES[name]()
-    for figure in FIGURES.values():
+    for figure in figures_in(suite):
         for group in figure.runs(suite):
             validate(group.config)
             assert group.task in suite.ranges and group.task in suite.labels
@@ -152,9 +158,24 @@ def test_laptop_suite_has_ppg_with_its_phase_adjusted() -> None:
 
 
 def test_reported_seeds_are_far_from_those_of_the_search() -> None:
-    for figure in FIGURES.values():
-        seeds = LAPTOP.seeds_of(figure.name)
-        assert min(seeds) >= 1000 and len(set(seeds)) == len(seeds)
+    for suite in (LAPTOP, LADDER):
+        for figure in FIGURES.values():
+            seeds = suite.seeds_of(figure.name)
+            assert min(seeds) >= 1000 and len(set(seeds)) == len(seeds)
+
+
+def test_ladder_suite_is_many_kinds_of_tasks_and_short_iterations() -> None:
+    assert len({task.family for task in TASKS.values()}) == 6
+    for config in LADDER.invariance.values():
+        assert config.env.num_envs == 64 and config.iteration_batch <= 0.01 * config.total_env_steps
+        # evaluations are at the same numbers of environment steps at every batch size
+        assert config.total_env_steps % (LADDER.points * config.iteration_batch / 2) == 0
+    quick = SUITES["ladder", "quick"]()
+    groups = [(g.variant, g.x) for g in FIGURES["invariance"].runs(quick) if g.task == "catch-ppg"]
+    assert sorted(x for variant, x in groups if variant == "all") == [1, 4, 16]
+    assert [x for variant, x in groups if variant == "no-adam-step"] == [16]
+    assert ("no-policy-iterations", 16) in groups and ("no-ewma", 1) in groups
+    assert quick.evaluations is not None and "doorkey" not in quick.invariance and quick.betas == ()
 
 
 def test_cut() -> None:
@@ -209,6 +230,21 @@ def test_a_diverged_run_ends_where_it_ended_and_counts_as_zero() -> None:
     suite = replace(LAPTOP, final_points=2)
     results = Results({("all", "catch", 1): Curve((1,), 40, values[None], (True,))})
     assert final_returns(suite, results, "all", 1, ("catch",)) == 0.0
+
+
+def test_evaluations_are_interpolated_to_their_points() -> None:
+    config = ppo_ewma("envpool:Catch-v0", total_env_steps=40)
+    # evaluated before training, and after iterations of 12 steps; a row without evaluation between
+    columns = {
+        "env_steps": np.array([0.0, 12.0, 18.0, 24.0, 36.0, 48.0]),
+        "eval_return": np.array([0.0, 6.0, math.nan, 6.0, 0.0, 4.0]),
+    }
+    # at 10: 10/12 of 6; at 20: level; at 30: half of 6; at 40: a third of 4
+    values = curve_points(columns, config, "eval_return", 4, diverged=False)
+    np.testing.assert_allclose(values, [5, 6, 3, 4 / 3])
+    # a run that ended after 24 steps
+    ended = curve_points({k: x[:4] for k, x in columns.items()}, config, "eval_return", 4, diverged=True)
+    np.testing.assert_allclose(ended, [5, 6, math.nan, math.nan])
 
 
 def test_unsmoothed_columns_are_rows_as_they_are() -> None:
@@ -283,7 +319,15 @@ def test_estimate_by_hand() -> None:
     total = estimate(PROCGEN, [FIGURES["staleness"]], 1000.0)
     assert total.runs == 1216 and total.env_steps == 1216 * 10**8
     assert total.gpu_hours == pytest.approx(1216 * 10**8 / 1000 / 3600)
-    assert relative_cost(ppg()) == pytest.approx(4.4) and relative_cost(ppo_ewma()) == pytest.approx(1.3)
+    # microseconds: environment 7.246, acting 3.472, three passes 23.059 in minibatches of 8,192: PPO takes 33.778;
+    # the EWMA's three forward passes take 8.547 more
+    assert relative_cost(ppo_ewma()) == pytest.approx(42.325 / 33.778, rel=1e-4)
+    # PPG acts with two networks, learns with one pass of each, and has 12 auxiliary passes in minibatches of 4,096,
+    # 32.264 ms each by interpolation: 7.246 + 6.944 + 15.373 + 94.523
+    assert relative_cost(ppg()) == pytest.approx(124.086 / 33.778, rel=1e-4)
+    # one environment: a step of acting takes as long as with 256, and a pass over 32 samples as long as over 256, which
+    # is 256 / 45,800 s: 7.246 + 888.889 + 3 * 174.672
+    assert relative_cost(ppo(num_envs=1)) == pytest.approx(1420.151 / 33.778, rel=1e-4)
     assert total.phase_gb == 0
     # a phase: 32 * 256 * 256 observations of 64 * 64 * 3 bytes
     assert estimate(PROCGEN, [FIGURES["head-to-head"]], 1.0).phase_gb == pytest.approx(32 * 65536 * 12288 / 1e9)
@@ -318,8 +362,8 @@ def test_batch_sizes_are_numbers_of_environments() -> None:
 
 
 def test_every_variant_has_a_label_and_one_colour() -> None:
-    for suite in (LAPTOP, PROCGEN):
-        variants = {group.variant for figure in FIGURES.values() for group in figure.runs(suite)}
+    for suite in (LAPTOP, LADDER, PROCGEN):
+        variants = {group.variant for figure in figures_in(suite) for group in figure.runs(suite)}
         assert {v for v in variants if not v.startswith("com-")} - {"noise-scale"} <= set(LABELS)
     assert set(COLORS) <= set(LABELS)
 

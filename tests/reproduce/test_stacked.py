@@ -13,7 +13,8 @@ import torch
 from anybatch.config.schema import OptimizerConfig, TrainConfig
 from anybatch.errors import CheckpointError, ConfigError, DivergenceError
 from anybatch.presets import ppg_ewma, ppo_ewma
-from anybatch.reproduce.stacked import launch, read_result, result_path, run_stacked, shape_key
+from anybatch.reproduce.stacked import Evaluations, launch, read_result, result_path, run_stacked, shape_key
+from anybatch.reproduce.stacked.evaluation import due
 from anybatch.reproduce.stacked.launcher import stacks
 from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.runs.progress import read_progress
@@ -54,6 +55,8 @@ PPG = {"preset": ppg_ewma, "aux.policy_iterations": 2, "aux.epochs": 2, "aux.min
 MUJOCO = {"observation.normalize": True, "max_grad_norm": 0.1, "optimizer.shuffle": "samples", "policy_gain": 0.1}
 SQUASHED = {"gaussian.squash": True, "gaussian.std": "network", "gaussian.log_std_bounds": (-3.0, 1.0)}
 CUT = {"env.options": {"max_episode_steps": 9}}
+HOT = {"model.encoder": "small-conv", "model.options": {"channels": 4, "width": 16, "depth": 1, "categories": 11}}
+CONV = {"model.encoder": "small-conv", "model.options": {"channels": 4, "width": 16}}
 STACKS = {
     "kl": [
         small(objective="kl"),
@@ -97,6 +100,8 @@ STACKS = {
         small("gym:CartPole-v1", **{"observation.normalize": True}),
         small("gym:CartPole-v1", step_size=1e-3, **{"observation.normalize": True}),
     ],
+    "small convolution": [small("Catch-v0", **CONV), small("Catch-v0", **CONV, step_size=1e-3)],
+    "categories": [small("MiniGrid-DoorKey-5x5-v0", **ONE, **HOT)] * 2,
     "gymnasium": [small("gym:CartPole-v1"), small("gym:CartPole-v1", step_size=1e-3)],
 }
 NOT_IN_STACKS = {"clip", "entropy_coefficient", "env_steps_per_second", "policy_loss", "step_size"}
@@ -132,6 +137,38 @@ def test_a_diverging_run_ends_alone(env: str, tmp_path: Path) -> None:
         train(bad, tmp_path / "run", seed=2, quiet=True)
     single = read_progress(tmp_path / "run" / "progress.csv")
     np.testing.assert_array_equal(together[0].columns.get("iteration", np.zeros(0)), single.get("iteration", []))
+
+
+@pytest.mark.procgen
+@pytest.mark.parametrize("name", ["kl", "continuous, normalised, clipped, shuffled"])
+def test_evaluations_leave_training_as_it_is(name: str) -> None:
+    configs, seeds = STACKS[name], [1, 2, 3]
+    without = run_stacked(configs, seeds, rows=None)
+    evaluated = run_stacked(configs, seeds, rows=None, evaluations=Evaluations(points=3, episodes=5))
+    for a, b in zip(without, evaluated, strict=True):
+        for column, values in a.columns.items():  # before training there is a row more
+            np.testing.assert_array_equal(b.columns[column][1:], values, err_msg=column)
+        # 5 iterations of 64 steps; points at 320/3, 640/3 and 320, so after 128, 256 and 320 steps
+        assert b.columns["env_steps"][np.isfinite(b.columns["eval_return"])].tolist() == [0, 128, 256, 320]
+    # a policy with weights and seed of its own in each run
+    assert len({result.columns["eval_return"][0] for result in evaluated}) == 3
+
+
+@pytest.mark.procgen
+def test_an_evaluation_is_the_mean_of_first_episodes() -> None:
+    """Every episode of Acrobot is cut after 9 steps of reward -1, long before a random policy gets up."""
+    config = small("Acrobot-v1", **CUT)
+    (result,) = run_stacked([config], [1], evaluations=Evaluations(points=2, episodes=3))
+    assert result.columns["eval_return"][np.isfinite(result.columns["eval_return"])].tolist() == [-9, -9, -9]
+
+
+def test_evaluations_at_equal_steps() -> None:
+    at = Evaluations(points=4, episodes=1)
+    # points at 25, 50, 75 and 100 of 100 steps; iterations of 30
+    assert [due(at, 100, a, a + 30) for a in (0, 30, 60, 90)] == [True, True, True, True]
+    assert [due(at, 100, a, a + 10) for a in range(0, 100, 10)] == [False, False, True, False, True] * 2
+    with pytest.raises(ConfigError, match=r"evaluations\.episodes is 0"):
+        Evaluations(points=1, episodes=0)
 
 
 @pytest.mark.procgen
@@ -221,6 +258,16 @@ def test_both_launchers_give_the_same_rows(tmp_path: Path) -> None:
     for a, b in zip(stacked, single, strict=True):
         for name in ("iteration", "env_steps", "episodes", "mean_episode_return", "advantage_std", "gradient_steps"):
             np.testing.assert_allclose(a.columns[name], b.columns[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.procgen
+def test_results_with_other_evaluations_are_other_results(tmp_path: Path) -> None:
+    configs, at = [small()], Evaluations(points=2, episodes=1)
+    launch(configs, [1], tmp_path)
+    (result,) = launch(configs, [1], tmp_path, evaluations=at)
+    assert len(list(tmp_path.iterdir())) == 2 and np.isfinite(result.columns["eval_return"]).sum() == 3
+    with pytest.raises(ConfigError, match="evaluations need launcher vectorized"):
+        launch(configs, [1], tmp_path, evaluations=at, launcher="single")
 
 
 @pytest.mark.procgen

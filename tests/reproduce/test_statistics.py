@@ -20,8 +20,12 @@ from anybatch.reproduce.statistics import (
     bootstrap_interval,
     difference_of_differences,
     difference_with_error,
+    holm,
+    mean_difference,
     normalized,
     probability_of_improvement,
+    student_quantile,
+    student_tail,
 )
 
 Array = NDArray[np.float64]
@@ -299,3 +303,66 @@ def test_bootstrap_of_nothing_is_refused() -> None:
             bootstrap_interval(np.ones((3, 2)), np.mean, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="NaN"):
         bootstrap_interval(np.array([[np.nan]]), np.mean)
+
+
+# ---------------------------------------------------------------- Welch's tests, equivalence, Holm's correction
+
+
+def test_mean_difference_by_hand() -> None:
+    a, b = [[1.0, 0.0], [3.0, 0.0]], [[0.0, 2.0], [0.0, 4.0], [0.0, 6.0]]
+    difference = mean_difference(a, b)
+    # means by task 2, 0 and 0, 4: differences 2 and -4, whose mean is -1
+    assert difference.size == -1
+    # variances 2 (n = 2) and 4 (m = 3): (2/2 + 4/3) / 2^2 = 7/12
+    assert difference.error == pytest.approx(math.sqrt(7 / 12))
+    # Satterthwaite: (1/4 + 1/3)^2 / ((1/4)^2 / 1 + (1/3)^2 / 2) = (49/144) / (17/144) = 49/17
+    assert difference.freedom == pytest.approx(49 / 17)
+
+
+@given(
+    hnp.arrays(float, (5, 1), elements=st.integers(-9, 9).map(float)),
+    hnp.arrays(float, (3, 1), elements=st.integers(-9, 9).map(float)),
+)
+def test_one_task_is_scipys_welch_test(a: Array, b: Array) -> None:
+    assume(a.std() + b.std() > 0)
+    difference = mean_difference(a, b)
+    expected = stats.ttest_ind(a[:, 0], b[:, 0], equal_var=False)
+    assert difference.p_different() == pytest.approx(expected.pvalue, rel=1e-6)
+    assert difference.interval(0.95) == pytest.approx(tuple(expected.confidence_interval(0.95)), rel=1e-6, abs=1e-6)
+    # two one-sided tests: of a - b > -margin and of a - b < margin
+    one_sided = (
+        stats.ttest_ind(a[:, 0] + shift, b[:, 0], equal_var=False, alternative=side).pvalue
+        for shift, side in ((2.0, "greater"), (-2.0, "less"))
+    )
+    assert difference.p_equivalent(2.0) == pytest.approx(max(one_sided), rel=1e-6)
+
+
+@given(st.floats(0.01, 3), st.floats(0.01, 0.9))
+def test_equivalence_is_an_interval_inside_the_margin(scale: float, margin: float) -> None:
+    a, b = np.array([[0.0], [1.0], [2.0], [5.0]]) * scale, np.array([[1.0], [2.0], [2.5]]) * scale
+    difference = mean_difference(a, b)
+    low, high = difference.interval(0.9)
+    assert (difference.p_equivalent(margin) < 0.05) == (-margin < low and high < margin)
+
+
+def test_constant_samples_and_single_seeds() -> None:
+    equal, apart = mean_difference([[1.0], [1.0]], [[1.0], [1.0]]), mean_difference([[1.0], [1.0]], [[0.9], [0.9]])
+    assert (equal.p_different(), equal.p_equivalent(0.01)) == (1, 0)
+    assert (apart.p_different(), apart.p_equivalent(0.01), apart.p_equivalent(0.2)) == (0, 1, 0)
+    single = mean_difference([[1.0]], [[0.0]])
+    assert (single.p_different(), single.p_equivalent(9.0)) == (1, 1)
+    assert math.isnan(single.interval()[0])
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.5, 4.0, 14.0, 300.0, 1e5])
+def test_students_distribution(freedom: float) -> None:
+    for t in (-2.0, 0.0, 0.3, 2.0, 9.0):
+        assert student_tail(t, freedom) == pytest.approx(stats.t.sf(t, freedom), rel=1e-7)
+    for probability in (0.6, 0.95, 0.9995):
+        assert student_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-6)
+
+
+def test_holm_by_hand() -> None:
+    # 0.01 * 4 = 0.04; 0.02 * 3 = 0.06; 0.025 * 2 = 0.05, raised to 0.06; 0.9 * 1
+    assert holm([0.02, 0.9, 0.01, 0.025]) == pytest.approx([0.06, 0.9, 0.04, 0.06])
+    assert holm([0.7, 0.6]) == [1.0, 1.0] and holm([]) == []

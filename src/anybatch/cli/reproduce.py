@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class StatusArguments:
     """Print how many runs of each figure are done."""
 
-    suite: Literal["laptop", "procgen"] = "laptop"
-    """laptop: small networks on small tasks, minutes on two cores; procgen: the paper's runs."""
-    budget: Literal["smoke", "full"] = "full"
-    """full, or smoke: a few steps of everything, to test that it runs."""
+    suite: Literal["laptop", "ladder", "procgen"] = "laptop"
+    """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; procgen: the paper's runs."""
+    budget: Literal["smoke", "quick", "full"] = "full"
+    """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, to test that it runs."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()
     """Only these tasks."""
     seeds: int | None = None
@@ -33,20 +33,23 @@ class StatusArguments:
     steps: int | None = None
     """Environment steps of every run."""
     out: Path | None = None
-    """Folder of the results; by default runs/reproduce-SUITE, or runs/reproduce-SUITE-smoke."""
+    """Folder of the results; by default runs/reproduce-SUITE, with -BUDGET unless that is full."""
 
     def chosen(self) -> Suite:
         """Suite, restricted to the selection."""
         from anybatch.reproduce.registry import SUITES
         from anybatch.reproduce.suites.suite import cut
 
+        if (self.suite, self.budget) not in SUITES:
+            budgets = " or ".join(budget for suite, budget in SUITES if suite == self.suite)
+            raise ConfigError(f"budget is {self.budget}, but suite {self.suite} has {budgets}")
         return cut(SUITES[self.suite, self.budget](), self.games, self.seeds, self.steps)
 
     def results(self) -> ResultsFolder:
         """Folder of the results."""
         from anybatch.reproduce.results import ResultsFolder
 
-        ending = "-smoke" if self.budget == "smoke" else ""
+        ending = "" if self.budget == "full" else f"-{self.budget}"
         return ResultsFolder((self.out or Path("runs") / f"reproduce-{self.suite}{ending}").expanduser())
 
 
@@ -64,8 +67,8 @@ class RunArguments(DrawArguments):
 
     dry_run: bool = False
     """Print an estimate of the work, and do nothing."""
-    steps_per_second: float = 4000.0
-    """Environment steps per second of PPO on Procgen on a GPU, for the GPU-hours of --dry-run."""
+    steps_per_second: float = 27_300.0  # estimate.MEASURED_STEPS_PER_SECOND, which imports PyTorch
+    """Environment steps per second of PPO on Procgen on a GPU, for the GPU-hours of --dry-run; as on one H200."""
     launcher: Literal["local", "ray", "print", "here"] = "local"
     """For Procgen: processes on this machine, a Ray cluster, print the commands, or train in this process (here)."""
     processes: int | None = None
@@ -149,12 +152,13 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
     print(f"{suite.name}: {suite.about}")
     print(table(suite, figures, parsed.steps_per_second))
     if suite.stacked:
-        print("on two cores: minutes, see results/laptop")
+        print(f"on two cores: {suite.duration}")
         return 0
     total = estimate(suite, figures, parsed.steps_per_second)
     print(
-        f"GPU-hours assume {parsed.steps_per_second:,.0f} environment steps per second of PPO on one GPU "
-        "(--steps-per-second), and more time for algorithms with more passes over the data; small batches are slower.\n"
+        f"GPU-hours: {parsed.steps_per_second:,.0f} environment steps per second of PPO with 256 environments on one "
+        "GPU (--steps-per-second; by default measured on an H200), and longer for more network passes and smaller "
+        "batches, by the rates measured there.\n"
         f"During training, a run of PPG stores up to {total.phase_gb:,.0f} GB of observations in memory or on disk."
     )
     return 0

@@ -67,7 +67,8 @@ class ModelConfig:
     """Policy and value networks."""
 
     encoder: str = "auto"
-    """impala, nature, mlp, import.path:Class (in Python also the class), or auto (impala for images, else mlp)."""
+    """impala, nature, small-conv, mlp, import.path:Class (in Python also the class), or auto (impala for images, else
+    mlp)."""
     architecture: Literal["shared", "dual", "detach"] = "shared"
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)

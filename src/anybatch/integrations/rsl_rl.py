@@ -52,6 +52,11 @@ class PPOEWMA(PPO):
     sampled. ``anybatch scale ppo-ewma --for rsl_rl --divide-batch-by 16`` prints the arguments for another batch size.
     """
 
+    learning_rate: float
+    """The step size, which ``schedule="adaptive"`` changes."""
+    normalize_advantage_per_mini_batch: bool
+    """Whether advantages are normalised on each minibatch instead of by moments over iterations."""
+
     def __init__(
         self,
         *args: Any,

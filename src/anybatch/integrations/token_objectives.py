@@ -151,7 +151,7 @@ def token_clip_loss(
     logp, prox, behav = (tokens.zeroed(x) for x in (logp, logp_proximal, logp_behavior))
     log_ratio = tokens.at_level(logp - prox, ratio)
     log_prefix, kept = _bounded_prefix(tokens, logp.detach() - behav, prox - behav, weight, ratio == weight, bound)
-    log_ratio, log_prefix = torch.broadcast_tensors(log_ratio, log_prefix)
+    log_ratio, log_prefix = log_ratio.expand_as(tokens.mask), log_prefix.expand_as(tokens.mask)
     weights = torch.exp((log_ratio + log_prefix).clamp(max=_LARGEST_EXPONENT))
     clipped = clipped_weight(weights, torch.exp(log_ratio.detach()), log_prefix, clip)
     return -tokens.total(torch.minimum(weights * advantage, clipped * advantage), kept, aggregate) / denominator

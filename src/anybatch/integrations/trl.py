@@ -24,7 +24,8 @@ from torch import Tensor
 
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.errors import ConfigError, install_command
-from anybatch.integrations.token_objectives import Bound, Level, importance_weights
+from anybatch.integrations.token_batches import Level
+from anybatch.integrations.token_objectives import Bound, importance_weights
 from anybatch.integrations.weight_average import WeightAverage
 from anybatch.normalize import AdvantageNormalizer
 

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from anybatch.errors import ConfigError
-from anybatch.integrations.token_objectives import Bound, Level, Truncate, count, importance_weights, token_clip_loss
+from anybatch.integrations.token_batches import Level
+from anybatch.integrations.token_objectives import Bound, Truncate, count, importance_weights, token_clip_loss
 
 DEFAULT_BOUND = Truncate(100.0)
 """The paper's cap on theta/behav (appendix B)."""

@@ -8,7 +8,7 @@ from anybatch.models.distributions import Bernoulli, Categorical, DiagonalGaussi
 from anybatch.models.encoder import build_encoder
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.nature import NatureEncoder
+from anybatch.models.nature import NatureEncoder, SmallConvEncoder
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.models.recurrent import RecurrentEncoder
 
@@ -25,6 +25,7 @@ __all__ = [
     "NatureEncoder",
     "Policy",
     "RecurrentEncoder",
+    "SmallConvEncoder",
     "build_agent",
     "build_encoder",
     "resolve_device",

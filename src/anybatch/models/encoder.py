@@ -19,10 +19,15 @@ from anybatch.models.images import image_layout
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.layers import ArrayFunction, declared
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.nature import NatureEncoder
+from anybatch.models.nature import NatureEncoder, SmallConvEncoder
 from anybatch.models.precision import as_float32, full_precision
 
-_BUILT_IN: dict[str, type[nn.Module]] = {"impala": ImpalaEncoder, "nature": NatureEncoder, "mlp": MlpEncoder}
+_BUILT_IN: dict[str, type[nn.Module]] = {
+    "impala": ImpalaEncoder,
+    "nature": NatureEncoder,
+    "small-conv": SmallConvEncoder,
+    "mlp": MlpEncoder,
+}
 
 
 class DictEncoder(nn.Module):

@@ -6,11 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
-from anybatch.reproduce.figures.cost import work
+from anybatch.reproduce.figures.cost import passes
 from anybatch.reproduce.suites.suite import Figure, Suite, required_runs
 from anybatch.reproduce.tables import markdown
+
+MEASURED_STEPS_PER_SECOND = 27_300.0
+"""Environment steps per second of PPO on Procgen at the default batch, on one H200 (results/performance/h200.md)."""
+# measured there as well: environments and the CUDA graph of an acting step with 256 of them, then one network's
+# forward and backward pass by samples, and its forward pass alone
+_ENV_SECONDS = 1 / 138_000
+_ACTING_SECONDS = 256 / 288_000
+_BACKWARD_SAMPLES = np.array([256.0, 1024.0, 2048.0, 8192.0])
+_BACKWARD_SECONDS = _BACKWARD_SAMPLES / np.array([45_800.0, 108_700.0, 121_100.0, 130_100.0])
+_FORWARD_SPEED = 351_000 / 130_100
 
 _ROW_BYTES = 450  # of progress.csv
 _NETWORK_BYTES = 2_500_000  # 0.62M weights of an IMPALA network for 64x64 pixels
@@ -33,8 +45,7 @@ class Estimate:
 def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -> Estimate:
     """Estimate the totals over the runs of figures, each counted once.
 
-    A GPU trains PPO with the default batch at ``steps_per_second``. Other algorithms take longer in proportion to their
-    network passes; small batches take longer than estimated.
+    A GPU trains PPO with the default batch at ``steps_per_second``; others take longer by :func:`relative_cost`.
     """
     configs = [group.config for group, _ in required_runs(suite, figures)]
     phases = [c.iteration_batch * c.aux.policy_iterations for c in configs if c.aux.enabled]
@@ -48,8 +59,33 @@ def estimate(suite: Suite, figures: Sequence[Figure], steps_per_second: float) -
 
 
 def relative_cost(config: TrainConfig) -> float:
-    """Network passes per environment step, relative to PPO."""
-    return work(config) / work(ppo())
+    """Time per environment step on a GPU, relative to PPO at the default batch, from the rates measured on an H200."""
+    return step_seconds(config) / step_seconds(ppo())
+
+
+def step_seconds(config: TrainConfig) -> float:
+    """Seconds per environment step: the environment, acting, and the passes of policy and auxiliary phase.
+
+    A step of acting or of the optimiser with few samples takes as long as one with 256: it is bound by latency.
+    """
+    forward, both = passes(config)
+    networks = 2 if config.model.architecture == "dual" else 1
+    acting = networks * _ACTING_SECONDS / min(config.env.num_envs, 256)
+    batch = config.optimization_batch
+    auxiliary, auxiliary_seconds = 0.0, 0.0
+    if config.aux.enabled and config.aux.epochs:
+        auxiliary = float(config.aux.epochs * networks)
+        samples = config.aux.policy_iterations * config.iteration_batch / config.aux.minibatches_per_epoch
+        auxiliary_seconds = auxiliary * pass_seconds(samples)
+    average = (forward - networks) / _FORWARD_SPEED
+    return _ENV_SECONDS + acting + (both - auxiliary + average) * pass_seconds(batch) + auxiliary_seconds
+
+
+def pass_seconds(samples: float) -> float:
+    """Seconds per sample of a forward and backward pass of one network over a minibatch of ``samples``."""
+    if samples > _BACKWARD_SAMPLES[-1]:
+        return float(_BACKWARD_SECONDS[-1] / _BACKWARD_SAMPLES[-1])
+    return float(np.interp(samples, _BACKWARD_SAMPLES, _BACKWARD_SECONDS)) / samples
 
 
 def kept_bytes(config: TrainConfig) -> float:

@@ -10,14 +10,17 @@ from anybatch.reproduce.figures import (
     adam_betas,
     advantage_std,
     cost,
+    equivalence,
     ewma_grid,
     head_to_head,
     invariance,
     linear_step,
+    noise_gap,
     scaling_up,
     staleness,
     tests_table,
 )
+from anybatch.reproduce.suites.ladder_tasks import ladder_full, ladder_quick, ladder_smoke
 from anybatch.reproduce.suites.laptop import laptop, laptop_smoke
 from anybatch.reproduce.suites.procgen import procgen, procgen_smoke
 from anybatch.reproduce.suites.suite import Figure, Suite
@@ -35,6 +38,8 @@ FIGURES: dict[str, Figure] = {
         ewma_grid,
         cost,
         scaling_up,
+        equivalence,
+        noise_gap,
     )
 }
 """Figures in the order of the paper."""
@@ -42,6 +47,9 @@ FIGURES: dict[str, Figure] = {
 SUITES: dict[tuple[str, str], Callable[[], Suite]] = {
     ("laptop", "full"): laptop,
     ("laptop", "smoke"): laptop_smoke,
+    ("ladder", "full"): ladder_full,
+    ("ladder", "quick"): ladder_quick,
+    ("ladder", "smoke"): ladder_smoke,
     ("procgen", "full"): procgen,
     ("procgen", "smoke"): procgen_smoke,
 }

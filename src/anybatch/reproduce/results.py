@@ -94,7 +94,9 @@ def curve_points(columns: dict[str, Array], config: TrainConfig, column: str, po
     """Points of one run: means over equal intervals of training, or unsmoothed values of another column.
 
     Returns are means over the episodes that ended in an interval, if the run counted them; otherwise over the curve of
-    the last 400 episodes, as in the published curves. Points after the end of a diverged run are NaN.
+    the last 400 episodes, as in the published curves. Those of evaluations are the values at the ends of the intervals,
+    interpolated between evaluations, which are done up to an iteration later. Points after the end of a diverged run
+    are NaN.
     """
     steps = columns.get("env_steps", np.zeros(0))
     edges = np.linspace(0, config.total_env_steps, points + 1)
@@ -104,6 +106,9 @@ def curve_points(columns: dict[str, Array], config: TrainConfig, column: str, po
         values = mean_returns(edges, steps, columns["episodes"], columns["episode_return_sum"])
     elif column == "return":
         values = interval_means(edges, steps, columns["mean_episode_return_400"])
+    elif column == "eval_return":
+        done = np.isfinite(columns[column])
+        values = np.interp(edges[1:], steps[done], columns[column][done])
     elif column.startswith("noise_scale"):
         values = interval_means(edges, steps, columns[column])
     else:

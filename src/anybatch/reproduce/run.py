@@ -55,7 +55,15 @@ def train_all(
             if chosen := [(group.config, seed) for group, seed in required if group.single == single]:
                 configs, seeds = zip(*chosen, strict=True)
                 how: Literal["single", "vectorized"] = "single" if single else "vectorized"
-                launch(configs, seeds, path, launcher=how, processes=processes or 1, on_done=on_done)
+                launch(
+                    configs,
+                    seeds,
+                    path,
+                    launcher=how,
+                    processes=processes or 1,
+                    evaluations=None if single else suite.evaluations,
+                    on_done=on_done,
+                )
         return True
     jobs = [Job(group.config, seed, f"{group.variant} {group.task} {group.x}") for group, seed in required]
     if not jobs:
@@ -87,7 +95,9 @@ def is_done(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> 
 def _run_path(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> Path:
     """File with the result of a stacked run, or the run folder of a job."""
     if suite.stacked:
-        return result_path(folder.single_runs if group.single else folder.runs, group.config, seed)
+        if group.single:
+            return result_path(folder.single_runs, group.config, seed)
+        return result_path(folder.runs, group.config, seed, suite.evaluations)
     return folder.runs / Job(group.config, seed).folder_name
 
 
@@ -115,6 +125,8 @@ def collect_curves(suite: Suite, figure: Figure, folder: ResultsFolder) -> Resul
     for group in figure.runs(suite):
         seeds = group_seeds(suite, figure.name, group)
         column = "noise_scale_adam" if group.variant == NOISE else figure.column
+        if column == "return" and suite.evaluations is not None:
+            column = "eval_return"
         rows, diverged = [], []
         for seed in seeds:
             columns, bad = _run_columns(suite, group, seed, folder)

@@ -5,8 +5,10 @@ Results are arrays (seeds, tasks). The tasks, 16 games in the paper, are the str
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple, TypeAlias
 
@@ -29,6 +31,37 @@ class Effect(NamedTuple):
     size: float
     z: float
     p: float
+
+
+@dataclass(frozen=True)
+class MeanDifference:
+    """Difference between two means, averaged over tasks, with Welch's t-tests of it."""
+
+    size: float
+    error: float
+    """Standard error; NaN with a single seed, which decides nothing."""
+    freedom: float
+    """Degrees of freedom."""
+
+    def interval(self, level: float = 0.9) -> tuple[float, float]:
+        """Confidence interval; that of 90% is inside a margin if and only if :meth:`p_equivalent` is below 5%."""
+        half = student_quantile((1 + level) / 2, self.freedom) * self.error if self.error else self.error
+        return self.size - half, self.size + half
+
+    def p_different(self) -> float:
+        """Two-sided p under the hypothesis that the means are equal."""
+        return min(1.0, 2 * self._tail(abs(self.size)))
+
+    def p_equivalent(self, margin: float) -> float:
+        """The larger p of two one-sided tests, under the hypothesis that the difference is at least ``margin``."""
+        return self._tail(margin - abs(self.size))
+
+    def _tail(self, distance: float) -> float:
+        if math.isnan(self.error):
+            return 1.0
+        if self.error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return student_tail(distance / self.error, self.freedom)
 
 
 class Band(NamedTuple):
@@ -86,6 +119,73 @@ def bonferroni_threshold(level: float, hypotheses: int) -> float:
     return -NormalDist().inv_cdf(level / hypotheses)
 
 
+def mean_difference(a: ArrayLike, b: ArrayLike) -> MeanDifference:
+    """Mean over tasks of mean(a) - mean(b), with Welch's standard error and Satterthwaite's degrees of freedom.
+
+    Tasks are fixed and seeds random: the variance is the sum over tasks and samples of ``s^2 / n``, divided by the
+    square of the number of tasks.
+
+    Args:
+        a: (n seeds, tasks).
+        b: (m seeds, tasks).
+
+    Raises:
+        ValueError: shapes that do not fit, or NaN.
+    """
+    a, b = _pair(a, b)
+    size = float((a.mean(0) - b.mean(0)).mean())
+    if min(len(a), len(b)) < 2:
+        return MeanDifference(size, math.nan, math.nan)
+    variances = np.stack([x.var(0, ddof=1) / len(x) for x in (a, b)]) / a.shape[1] ** 2
+    total = float(variances.sum())
+    if total == 0:
+        return MeanDifference(size, 0.0, float(len(a) + len(b) - 2))
+    shares = variances**2 / np.array([[len(a) - 1], [len(b) - 1]])
+    return MeanDifference(size, math.sqrt(total), total**2 / float(shares.sum()))
+
+
+def student_tail(t: float, freedom: float) -> float:
+    """P(T > t) of Student's distribution.
+
+    With ``t = sqrt(freedom) tan(angle)`` its density is that of an angle, proportional to ``cos(angle)^(freedom - 1)``,
+    which is integrated numerically; the relative error is below 1e-7.
+    """
+    if t < 0:
+        return 1.0 - student_tail(-t, freedom)
+    start = math.atan(t / math.sqrt(freedom))
+    end = min(math.pi / 2, start + 12 / math.sqrt(freedom))  # beyond it there is less than rounding errors
+    nodes, weights = _gauss_legendre()
+    angles = (end + start + (end - start) * nodes) / 2
+    integral = float((weights * np.cos(angles) ** (freedom - 1)).sum()) * (end - start) / 2
+    log_norm = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+    return integral * math.exp(log_norm)
+
+
+def student_quantile(probability: float, freedom: float) -> float:
+    """The t that Student's distribution is below with a ``probability`` from 0.5 to just below 1, by bisection."""
+    if math.isnan(freedom):
+        return math.nan
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > 1 - probability:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > 1 - probability else (low, middle)
+    return (low + high) / 2
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's correction: p-values such that those below a level are significant with that error rate of the family.
+
+    The smallest of k is multiplied by k, the next by k - 1 and so on; none is below one that was smaller before.
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def difference_of_differences(
     ablation_default: ArrayLike, ablation_small: ArrayLike, default: ArrayLike, small: ArrayLike
 ) -> Effect:
@@ -120,6 +220,22 @@ def normalized(returns: ArrayLike, low: ArrayLike, high: ArrayLike) -> Array:
     if not (high > low).all():
         raise ValueError("The return that counts as 1 must be above the return that counts as 0.")
     return np.asarray((np.asarray(returns, dtype=np.float64) - low) / (high - low))
+
+
+def time_to(curve: ArrayLike, level: float) -> float:
+    """Fraction of training after which a curve first reaches ``level``, interpolated; NaN if it never does.
+
+    Point k of the K points (K,) is the value after k/K of training, from k = 1; before the first it is constant.
+    """
+    values = np.asarray(curve, dtype=np.float64)
+    reached = np.flatnonzero(values >= level)
+    if len(reached) == 0:
+        return math.nan
+    k = int(reached[0])
+    if k == 0:
+        return 1 / len(values)
+    before, after = float(values[k - 1]), float(values[k])
+    return (k + (level - before) / (after - before)) / len(values)
 
 
 def band(values: ArrayLike) -> Band:
@@ -184,6 +300,11 @@ def bootstrap_interval(
         results[repetition] = statistic(*drawn)
     low, high = np.quantile(results, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@functools.cache
+def _gauss_legendre() -> tuple[Array, Array]:
+    return np.polynomial.legendre.leggauss(200)
 
 
 def _seeds_by_tasks(values: ArrayLike) -> Array:

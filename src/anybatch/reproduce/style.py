@@ -74,11 +74,12 @@ def gradient(count: int) -> list[Any]:
 
 
 def batch_lines(suite: Suite, results: Results, variant: str, task: str) -> list[Line]:
-    """Lines of a variant at every batch size."""
+    """Lines of a variant at every batch size that it was trained with."""
     colors = gradient(len(suite.divisors))
     return [
         Line(results.source(variant, task, divisor), divisor, suite.batch_label(divisor), color)
         for divisor, color in zip(suite.divisors, colors, strict=True)
+        if (results.source(variant, task, divisor), task, divisor) in results
     ]
 
 

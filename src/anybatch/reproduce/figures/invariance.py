@@ -23,11 +23,11 @@ KL_REFERENCE = 1 / 256
 
 def runs(suite: Suite) -> list[RunGroup]:
     """All adjustments and ablation (d) at every batch size, the others where they differ, and the KL reference."""
-    smaller, tasks = suite.divisors[1:], ladder_tasks(suite)
+    smaller, tasks = suite.ablated, ladder_tasks(suite)
     groups = ladder(suite, "all", suite.divisors, tasks)
     for variant in ABLATIONS[:3]:
         groups += ladder(suite, variant, smaller, tasks)
-    groups += ladder(suite, "no-ewma", suite.divisors, tasks)
+    groups += ladder(suite, "no-ewma", (1, *smaller), tasks)
     if suite.stacked:  # the paper did not run this one
         groups += ladder(suite, "no-policy-iterations", smaller, ppg_tasks(suite))
     for task, config in suite.invariance.items():

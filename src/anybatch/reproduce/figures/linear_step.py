@@ -15,8 +15,8 @@ from anybatch.reproduce.tables import markdown, p_value
 
 
 def runs(suite: Suite) -> list[RunGroup]:
-    """Every smaller batch; the default one and the square-root rule are figure 2's."""
-    return ladder(suite, "linear-step", suite.divisors[1:], ladder_tasks(suite))
+    """Every smaller batch with ablations; the default one and the square-root rule are figure 2's."""
+    return ladder(suite, "linear-step", suite.ablated, ladder_tasks(suite))
 
 
 def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
@@ -34,7 +34,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
 
 def summary(suite: Suite, results: Results) -> list[str]:
     """Effects on the final return and on the mean return over all of training."""
-    tasks, smaller = ladder_tasks(suite), suite.divisors[1:]
+    tasks, smaller = ladder_tasks(suite), suite.ablated
     rows = []
     for divisor in smaller:
         size, z, p = ablation_effect(suite, results, "linear-step", divisor, tasks)

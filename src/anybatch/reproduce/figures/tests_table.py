@@ -22,7 +22,7 @@ def effect_table(suite: Suite, results: Results) -> tuple[dict[str, dict[int, Ef
 
     Every ablation at every smaller batch: the paper's four, ablation (e) and the linear rule.
     """
-    smaller = suite.divisors[1:]
+    smaller = suite.ablated
     effects: dict[str, dict[int, Effect]] = {}
     for variant in (*ABLATIONS, "no-policy-iterations", "linear-step"):
         tasks = ppg_tasks(suite) if variant == "no-policy-iterations" else ladder_tasks(suite)
@@ -38,7 +38,8 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     path, names = folder / "tests.png", [textwrap.fill(LABELS[variant], 14) for variant in effects]
     scores = {
         suite.batch_label(divisor): (np.array([x[divisor].z for x in effects.values()]), None, color)
-        for divisor, color in list(zip(suite.divisors, gradient(len(suite.divisors)), strict=True))[1:]
+        for divisor, color in zip(suite.divisors, gradient(len(suite.divisors)), strict=True)
+        if divisor in suite.ablated
     }
     with figure(path, width=7.6, height=3.2, label=f"Z: loss compared\nwith {suite.batch_label(1)}") as (axis,):
         draw_bars(axis, names, scores)
@@ -54,7 +55,7 @@ def summary(suite: Suite, results: Results) -> list[str]:
     """The table: effect sizes with Z in brackets, bold where significant."""
     effects, hypotheses, needed = effect_table(suite, results)
     rows = []
-    for divisor in suite.divisors[1:]:
+    for divisor in suite.ablated:
         cells = []
         for size, z, _ in (by_divisor[divisor] for by_divisor in effects.values()):
             cells.append(f"**{size:.3f}** ({z:.2f})" if z > needed else f"{size:.3f} ({z:.2f})")

@@ -5,9 +5,19 @@ products over stacked weights, one backward pass of the sum of their losses. Sha
 with R in front: (R, N, T) for a rollout, (R, B) for a minibatch, (R, P) for the parameters of a network.
 """
 
+from anybatch.reproduce.stacked.evaluation import Evaluations
 from anybatch.reproduce.stacked.launcher import launch
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
 
-__all__ = ["RunResult", "launch", "read_result", "result_path", "run_stacked", "shape_key", "write_result"]
+__all__ = [
+    "Evaluations",
+    "RunResult",
+    "launch",
+    "read_result",
+    "result_path",
+    "run_stacked",
+    "shape_key",
+    "write_result",
+]

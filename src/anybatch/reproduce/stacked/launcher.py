@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
 import tempfile
@@ -16,6 +17,7 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, DivergenceError
+from anybatch.reproduce.stacked.evaluation import Evaluations
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
@@ -41,6 +43,7 @@ def launch(
     launcher: Literal["vectorized", "single"] = "vectorized",
     rows: int | None = 200,
     processes: int = 1,
+    evaluations: Evaluations | None = None,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RunResult]:
     """Train runs and write the result of each to ``folder``; runs that already have a result are not trained again.
@@ -53,6 +56,8 @@ def launch(
             :func:`anybatch.training.train` for each, which offers everything.
         rows: about how many rows to keep of each new run; None keeps every iteration.
         processes: number of processes, each of which trains a stack or a single run with one thread.
+        evaluations: evaluate the policies during training, see :func:`~anybatch.reproduce.stacked.stack.run_stacked`;
+            with ``vectorized`` alone.
         on_done: called with the numbers of finished runs and of all runs, at first with the runs that have a result.
 
     Returns:
@@ -66,16 +71,20 @@ def launch(
         raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
     if launcher not in ("vectorized", "single"):
         raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
+    if evaluations is not None and launcher == "single":
+        raise ConfigError("evaluations need launcher vectorized; a single run has eval.every")
     folder = Path(folder)
-    runs = {result_path(folder, *run): run for run in zip(configs, seeds, strict=True)}
+    paths = [result_path(folder, *run, evaluations) for run in zip(configs, seeds, strict=True)]
+    runs = dict(zip(paths, zip(configs, seeds, strict=True), strict=True))
     missing = [run for path, run in runs.items() if not path.exists()]
     total, done = len(runs), len(runs) - len(missing)
     on_done(done, total)
     work = stacks(missing) if launcher == "vectorized" else [[run] for run in missing]
-    for finished in _work(work, launcher, folder, rows, processes):
+    train_stack = functools.partial(_train, launcher=launcher, folder=folder, rows=rows, evaluations=evaluations)
+    for finished in _work(work, train_stack, processes):
         done += finished
         on_done(done, total)
-    return [read_result(result_path(folder, *run)) for run in zip(configs, seeds, strict=True)]
+    return [read_result(path) for path in paths]
 
 
 def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX_SAMPLES) -> list[list[Run]]:
@@ -103,18 +112,15 @@ def kept_samples(config: TrainConfig) -> int:
     return iterations * config.iteration_batch
 
 
-def _work(
-    work: Sequence[Sequence[Run]], launcher: str, folder: Path, rows: int | None, processes: int
-) -> Iterator[int]:
+def _work(work: Sequence[Sequence[Run]], train_stack: Callable[[Sequence[Run]], int], processes: int) -> Iterator[int]:
     """Train stacks and yield the number of runs of each when it is done."""
     if processes == 1 or len(work) < 2:
-        for stack in work:
-            yield _train(stack, launcher, folder, rows)
+        yield from map(train_stack, work)
         return
     # spawned, not forked: EnvPool and torch have threads
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_start_process) as pool:
-        pending = [pool.submit(_train, stack, launcher, folder, rows) for stack in work]
+        pending = [pool.submit(train_stack, stack) for stack in work]
         try:
             for future in as_completed(pending):
                 yield future.result()
@@ -127,11 +133,14 @@ def _start_process() -> None:
     end_with_parent()  # a killed parent gives no more work, and leaves nobody to keep the results
 
 
-def _train(stack: Sequence[Run], launcher: str, folder: Path, rows: int | None) -> int:
+def _train(stack: Sequence[Run], launcher: str, folder: Path, rows: int | None, evaluations: Evaluations | None) -> int:
     configs, seeds = zip(*stack, strict=True)
-    results = run_stacked(configs, seeds, rows=rows) if launcher == "vectorized" else [_single(*stack[0], rows)]
+    if launcher == "vectorized":
+        results = run_stacked(configs, seeds, rows=rows, evaluations=evaluations)
+    else:
+        results = [_single(*stack[0], rows)]
     for result in results:
-        write_result(folder, result)
+        write_result(folder, result, evaluations)
     return len(results)
 
 

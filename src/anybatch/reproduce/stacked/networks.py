@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from anybatch.models.agent import Agent, GaussianHead, Policy, bounded
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
+from anybatch.models.nature import KERNEL, STRIDE, SmallConvEncoder
 from anybatch.observations import Inputs
 from anybatch.reproduce.stacked.shapes import not_stackable
 
@@ -102,6 +104,32 @@ class StackedMlp(nn.Module):
         return features
 
 
+class StackedSmallConv(nn.Module):
+    """:class:`anybatch.models.nature.SmallConvEncoder`: observations (R, B, ...) to features (R, B, width)."""
+
+    low_precision = False
+
+    def __init__(self, encoder: SmallConvEncoder, weights: Weights) -> None:
+        super().__init__()
+        self.out_features = encoder.out_features
+        self._images = encoder.images
+        self._views = weights.views
+        bias = encoder.conv.bias
+        assert bias is not None
+        self._weight, self._bias = weights.index(encoder.conv.weight), weights.index(bias)
+        self._dense = StackedLinear(encoder.dense, weights)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        runs, samples = observation.shape[:2]
+        # every patch under the kernel as a row, so that the convolution is a product of matrices
+        patches = functional.unfold(self._images(observation.flatten(0, 1)), KERNEL, stride=STRIDE)
+        weight, bias = self._views[self._weight], self._views[self._bias]
+        rows = patches.transpose(1, 2).reshape(runs, -1, patches.shape[1])
+        maps = torch.baddbmm(bias, rows, weight.view(runs, bias.shape[-1], -1).transpose(1, 2))
+        maps = torch.relu(maps).view(runs, samples, -1, bias.shape[-1]).transpose(2, 3)
+        return torch.tanh(self._dense.forward(maps.flatten(2)))
+
+
 class StackedPolicy(Policy):
     """The policies of R runs: observations (R, B, ...) to raw distribution parameters (R, B, P)."""
 
@@ -109,7 +137,7 @@ class StackedPolicy(Policy):
         """Stack ``policies`` of equal shape.
 
         Raises:
-            ConfigError: their layers are not those of the mlp encoder.
+            ConfigError: their layers are not those of the mlp or the small-conv encoder.
         """
         nn.Module.__init__(self)  # that of Policy would draw weights
         first = policies[0]
@@ -135,7 +163,7 @@ class StackedAgent(Agent):
         """Stack ``agents`` of equal shape, copying their weights.
 
         Raises:
-            ConfigError: their layers are not those of the mlp encoder.
+            ConfigError: their layers are not those of the mlp or the small-conv encoder.
         """
         nn.Module.__init__(self)  # that of Agent would draw weights
         first = agents[0]
@@ -172,6 +200,10 @@ def _stacked_encoder(encoder: nn.Module, weights: Weights) -> nn.Module:
     if isinstance(encoder, DictEncoder):
         parts = zip(encoder.keys, encoder.encoders, strict=True)
         return DictEncoder({key: _stacked_encoder(part, weights) for key, part in parts})
+    if type(encoder) is SmallConvEncoder:
+        return StackedSmallConv(encoder, weights)
     if type(encoder) is not MlpEncoder:
-        raise not_stackable(f"the encoder is a {type(encoder).__name__}, but stacked runs need model.encoder mlp")
+        raise not_stackable(
+            f"the encoder is a {type(encoder).__name__}, but stacked runs need model.encoder mlp or small-conv"
+        )
     return StackedMlp(encoder, weights)

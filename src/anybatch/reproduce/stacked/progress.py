@@ -13,6 +13,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.state import Stateful
 from anybatch.errors import DivergenceError
 from anybatch.policy_phase import Learner, finite_weights
+from anybatch.reproduce.stacked.evaluation import Evaluations, Evaluator, due
 from anybatch.reproduce.stacked.rollouts import Episodes
 from anybatch.sampling.rollout import Sampled
 
@@ -24,13 +25,21 @@ class StackedRun:
     """The run that the training loop sees: counters that R runs have in common, and some rows of each.
 
     Rows are evenly spaced, with the last iteration among them. ``episode_return_sum`` and ``episodes`` count from the
-    start, so that the mean return of all episodes between two rows follows from their differences.
+    start, so that the mean return of all episodes between two rows follows from their differences. With evaluations
+    there is also a row for each of them, with the column ``eval_return``, and one before training.
     """
 
     iteration_is_open = False
     checkpoint_due = False
 
-    def __init__(self, config: TrainConfig, learner: Learner, episodes: Episodes, rows: int | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        learner: Learner,
+        episodes: Episodes,
+        rows: int | None,
+        evaluation: tuple[Evaluations, Evaluator] | None = None,
+    ) -> None:
         """Start at iteration 0 of runs with a common ``config``; keep about ``rows`` rows of each, or all if None."""
         self.config = config
         self.iteration = self.env_steps = self.gradient_steps = 0
@@ -43,6 +52,10 @@ class StackedRun:
         self._statistics: dict[str, Any] = {}
         self._rows: list[dict[str, np.ndarray]] = []
         self._kept = [0] * episodes.runs
+        self._evaluation = evaluation
+        self._before = 0  # environment steps before this iteration
+        if evaluation is not None:
+            self._add_row({"eval_return": evaluation[1]()})
 
     @property
     def finished(self) -> bool:
@@ -57,6 +70,7 @@ class StackedRun:
     def record(self, statistics: Mapping[str, Any], sampled: Sampled) -> None:
         """Count an iteration; the columns of ``statistics`` have a number for each run or one for all."""
         self.iteration += 1
+        self._before = self.env_steps
         self.env_steps += sampled.env_steps
         self.gradient_steps += statistics["gradient_steps"]
         # those of an auxiliary phase, NaN elsewhere, wait for the next row
@@ -73,12 +87,18 @@ class StackedRun:
         self.alive &= torch.isfinite(finite).all(0) & finite_weights(self._learner.agent, run_axis=True)
         if not bool(self.alive.any()):
             raise DivergenceError("all runs have diverged")
-        if self.iteration % self._every and not self.finished:
-            return
-        counters = {"iteration": self.iteration, "env_steps": self.env_steps, **self._statistics}
-        self._statistics = {}
-        row = {name: np.broadcast_to(np.asarray(value), len(self._kept)) for name, value in counters.items()}
-        self._rows.append({**row, **self._episodes.columns()})
+        evaluated = {}
+        if self._evaluation is not None:
+            evaluations, evaluator = self._evaluation
+            if due(evaluations, self.config.total_env_steps, self._before, self.env_steps):
+                evaluated["eval_return"] = evaluator()
+        if evaluated or self.finished or self.iteration % self._every == 0:
+            self._add_row({**self._statistics, **self._episodes.columns(), **evaluated})
+            self._statistics = {}
+
+    def _add_row(self, columns: Mapping[str, Any]) -> None:
+        counters = {"iteration": self.iteration, "env_steps": self.env_steps, **columns}
+        self._rows.append({name: np.broadcast_to(np.asarray(x), len(self._kept)) for name, x in counters.items()})
         for run in torch.nonzero(self.alive).flatten().tolist():
             self._kept[run] = len(self._rows)
 

@@ -15,24 +15,28 @@ from anybatch.config.io import from_dict, to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError
 from anybatch.reproduce.results import write_rows
+from anybatch.reproduce.stacked.evaluation import Evaluations
 from anybatch.reproduce.stacked.shapes import run_identity
 from anybatch.reproduce.stacked.stack import RunResult
 
 _DIGITS = 7
 
 
-def result_path(folder: Path, config: TrainConfig, seed: int) -> Path:
+def result_path(folder: Path, config: TrainConfig, seed: int, evaluations: Evaluations | None = None) -> Path:
     """Path of a run's result, whose name is a hash of the seed and of all settings that affect the outcome."""
-    digest = hashlib.sha256(f"{seed} {run_identity(config)}".encode()).hexdigest()
+    text = f"{seed} {run_identity(config)}"
+    if evaluations is not None:
+        text += f" {evaluations.points} {evaluations.episodes}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return Path(folder) / f"{digest[:20]}.csv.gz"
 
 
-def write_result(folder: Path, result: RunResult) -> Path:
+def write_result(folder: Path, result: RunResult, evaluations: Evaluations | None = None) -> Path:
     """Write a run's result atomically; equal results give equal bytes.
 
     The file is a gzipped CSV after a line ``# {"seed": ..., "diverged": ..., "config": ...}``; empty fields are NaN.
     """
-    path = result_path(folder, result.config, result.seed)
+    path = result_path(folder, result.config, result.seed, evaluations)
     about = {"seed": result.seed, "diverged": result.diverged, "config": to_dict(result.config)}
     rows = ([_format(x) for x in row] for row in zip(*result.columns.values(), strict=True))
     write_rows(path, [result.columns, *rows], f"# {json.dumps(about)}\n")

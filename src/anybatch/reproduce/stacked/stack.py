@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from anybatch.optimizers import Optimizers
 from anybatch.phase_storage.layout import layout_of
 from anybatch.policy_phase import Learner
 from anybatch.proximal import ProximalPolicy
+from anybatch.reproduce.stacked.evaluation import Evaluations, Evaluator
 from anybatch.reproduce.stacked.networks import StackedAgent
 from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.reproduce.stacked.progress import Columns, StackedRun
@@ -49,7 +51,12 @@ class RunResult:
 
 
 def run_stacked(
-    configs: Sequence[TrainConfig], seeds: Sequence[int], *, rows: int | None = 200, statistics: bool = False
+    configs: Sequence[TrainConfig],
+    seeds: Sequence[int],
+    *,
+    rows: int | None = 200,
+    statistics: bool = False,
+    evaluations: Evaluations | None = None,
 ) -> list[RunResult]:
     """Train R runs that differ in numbers alone, each as :func:`anybatch.training.train` would.
 
@@ -61,6 +68,8 @@ def run_stacked(
         seeds: R seeds.
         rows: about how many rows to keep of each run, evenly spaced; None keeps every iteration.
         statistics: also compute the statistics of the policy update, which takes about as long as the update itself.
+        evaluations: also evaluate the policies at equal numbers of environment steps, in the column ``eval_return``;
+            training is the same, bit for bit.
 
     Returns:
         R results, in the order of the arguments.
@@ -76,14 +85,22 @@ def run_stacked(
     check_common_shape(configs)
     # neighbours with equal step sizes share a call of the optimiser
     order = sorted(range(len(configs)), key=lambda run: _optimizer_numbers(configs[run]))
-    results = _run([configs[run] for run in order], [seeds[run] for run in order], rows, statistics)
+    chosen = [configs[run] for run in order], [seeds[run] for run in order]
+    results = _run(*chosen, rows, statistics, evaluations)
     return [result for _, result in sorted(zip(order, results, strict=True), key=lambda pair: pair[0])]
 
 
-def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None, statistics: bool) -> list[RunResult]:
+def _run(
+    configs: Sequence[TrainConfig],
+    seeds: Sequence[int],
+    rows: int | None,
+    statistics: bool,
+    evaluations: Evaluations | None,
+) -> list[RunResult]:
     config = _common_config(configs)
-    env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
-    try:
+    with contextlib.ExitStack() as stack:
+        env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
+        stack.callback(env.close)
         if isinstance(env, TensorVectorEnv):
             raise not_stackable(f"env.id is {config.env.id}, which gives tensors")
         keep_freed_memory()
@@ -95,13 +112,16 @@ def _run(configs: Sequence[TrainConfig], seeds: Sequence[int], rows: int | None,
             _generators(seeds, "action"),
             bootstrap_truncated=env.bootstrap_truncated if bootstrap is None else bootstrap,
         )
-        run = StackedRun(config, learner, sampler.episodes, rows)
+        evaluation = None
+        if evaluations is not None:
+            copies = make(config.env, len(seeds) * evaluations.episodes, _stream_seeds(seeds, "evaluation env"))
+            stack.callback(copies.close)
+            evaluation = evaluations, Evaluator(copies, learner.agent, _generators(seeds, "evaluation action"))
+        run = StackedRun(config, learner, sampler.episodes, rows, evaluation)
         try:
             training_loop(run, _components(config, configs, seeds, env, learner, sampler))
         except DivergenceError:  # of all runs
             run.alive[:] = False
-    finally:
-        env.close()
     outcomes = zip(configs, seeds, run.alive.tolist(), strict=True)
     return [RunResult(config, seed, run.columns(i), not alive) for i, (config, seed, alive) in enumerate(outcomes)]
 

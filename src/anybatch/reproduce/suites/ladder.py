@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
+from anybatch.errors import ScalingWarning
 from anybatch.reproduce.suites.suite import RunGroup, Suite
 from anybatch.scaling import scale
 
@@ -40,7 +42,9 @@ def ladder(suite: Suite, variant: str, divisors: Iterable[int], tasks: Iterable[
         if variant == "no-ewma":
             config = without_ewma(config)
         for divisor in divisors:
-            scaled = scale(config, divisor, **RULES[variant])[0] if divisor > 1 else config
+            with warnings.catch_warnings():  # ablations are there to break conditions
+                warnings.simplefilter("ignore", ScalingWarning)
+                scaled = scale(config, divisor, **RULES[variant])[0] if divisor > 1 else config
             groups.append(RunGroup(variant, task, divisor, scaled))
     return groups
 

@@ -87,6 +87,7 @@ def laptop() -> Suite:
         points=40,
         final_points=4,
         stacked=True,
+        duration="11 minutes, see results/laptop",
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
+from anybatch.reproduce.stacked.evaluation import Evaluations
 
 if TYPE_CHECKING:
     from anybatch.reproduce.results import Results
@@ -74,6 +75,12 @@ class Suite:
     """Points at the end of a curve whose mean is the final return."""
     stacked: bool
     """Whether runs are stacked in this process; otherwise they are jobs of a grid."""
+    duration: str = ""
+    """Time that a stacked suite takes on two cores."""
+    evaluations: Evaluations | None = None
+    """Evaluations that curves are made of; None takes the episodes of training."""
+    ablation_divisors: tuple[int, ...] = ()
+    """Divisors at which there are ablations; by default all but 1."""
     cost_rounds: int = 15
     """Number of timings of each algorithm."""
     grid_steps: int | None = None
@@ -86,6 +93,11 @@ class Suite:
         count = self.seeds.get(figure, self.seeds["default"])
         first = self.first_seeds.get(figure, self.first_seeds["default"])
         return tuple(first * (1 + k) for k in range(count))
+
+    @property
+    def ablated(self) -> tuple[int, ...]:
+        """Divisors of the batch size at which there are ablations, ascending."""
+        return self.ablation_divisors or self.divisors[1:]
 
     def batch_label(self, divisor: int) -> str:
         """A batch size of the ladder in words: ``16 environments``."""
@@ -154,6 +166,8 @@ def shortened(suite: Suite) -> Suite:
     """Two values of everything that is varied, and few points: a suite that shows only that it runs."""
     return replace(
         suite,
+        evaluations=suite.evaluations and Evaluations(points=4, episodes=2),
+        ablation_divisors=(),
         divisors=(1, 16),
         delays=(0, 1),
         grid_factors=(1, 16),
@@ -170,8 +184,8 @@ def _select(suite: Suite, tasks: Sequence[str]) -> Suite:
     return replace(
         suite,
         # the paper varies these on one game; if that is left out, the first remaining one replaces it
-        betas=tuple(task for task in suite.betas if task in suite.invariance) or first,
-        grid=suite.grid if suite.grid in suite.invariance else "".join(first),
+        betas=tuple(task for task in suite.betas if task in suite.invariance) or (first if suite.betas else ()),
+        grid=suite.grid if suite.grid in suite.invariance or not suite.grid else "".join(first),
     )
 
 
