@@ -21,7 +21,7 @@ class EnvError(AnybatchError, RuntimeError):
 
 
 class UserCodeError(EnvError):
-    """An exception, or ``sys.exit()``, in code of the user: an environment or encoder; ``__cause__`` is it."""
+    """An exception, or ``sys.exit()``, in an environment, encoder or callback of the user; ``__cause__`` is it."""
 
     def locate(self, place: str) -> None:
         """Put a place, such as the environment's number and step, in front of the text."""

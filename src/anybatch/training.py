@@ -13,6 +13,10 @@ from torch import Tensor
 
 from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
+from anybatch.callbacks.callback import Callback
+from anybatch.callbacks.calls import Callbacks, check_callbacks
+from anybatch.callbacks.configured import callbacks_of
+from anybatch.callbacks.context import RunContext
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer, validate
 from anybatch.distributed.collectives import (
@@ -201,6 +205,8 @@ class TrainResult:
     """Mean raw return of the last 100 episodes; NaN if none has ended."""
     interrupted: bool
     """A stop was requested before the end; ``anybatch resume`` continues the run."""
+    stopped: str | None = None
+    """Reason for which a callback ended the run before the end; None if none did."""
 
 
 @joined_process_group()
@@ -209,6 +215,7 @@ def train(
     config: TrainConfig,
     out: str | Path,
     seed: int = 0,
+    callbacks: Sequence[Callback] = (),
     *,
     quiet: bool = False,
     changes: Sequence[Change] = (),
@@ -220,6 +227,7 @@ def train(
         config: the configuration; see :mod:`anybatch.presets`.
         out: the run folder, which must not hold a run yet.
         seed: determines every random choice of the run.
+        callbacks: hooks, called in this order; see :class:`anybatch.callbacks.Callback`.
         quiet: show no progress.
         changes: how ``config`` was scaled from another batch size; written to the run folder.
         init_from: a run folder whose weights, statistics, optimiser and proximal policy are the start, also at another
@@ -229,12 +237,13 @@ def train(
     Raises:
         CheckpointError: ``init_from`` is no run folder, or has other spaces or networks.
         ConfigError: a setting makes no sense.
-        EnvError: the environment cannot be made, or failed.
+        EnvError: the environment cannot be made, or it or a callback failed.
         WorkerError: another data-parallel worker has died or hangs.
         DivergenceError: training is no longer finite; the last checkpoint stays.
     """
     validate(config)
     seed = check_integer("seed", seed, at_least=0)
+    check_callbacks(callbacks)
     folder = Path(out).expanduser()
     components = build(config, seed, segments=folder / SEGMENTS)
     with _closing(components), owned(folder):
@@ -242,9 +251,9 @@ def train(
         run = create_run(folder, config, seed, quiet=quiet, changes=changes)
         for sentence in sentences:
             run.message(sentence)
+        hooks = _hooks(run, components, callbacks, resumed=False)
         _prepare_auxiliary_phase(run, components)
-        run.save(components.stateful)  # so that a run stopped in its first iteration can be resumed
-        return _run(run, components)
+        return _run(run, components, hooks)
 
 
 @joined_process_group()
@@ -252,6 +261,7 @@ def train(
 def resume(
     run_dir: str | Path,
     *,
+    callbacks: Sequence[Callback] = (),
     env: str | Callable[..., Any] | None = None,
     total_env_steps: int | None = None,
     trust_code: bool = False,
@@ -265,10 +275,12 @@ def resume(
 
     Args:
         run_dir: the run folder.
+        callbacks: those of the run have to be passed again, except for those that the configuration asks for.
         env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
             callable without an import path has to be passed again, in every process.
         total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. Schedules
-            follow: numbers are what a run of this length has at the same point.
+            follow: numbers are what a run of this length has at the same point. A run that a
+            callback has ended continues only if this is given.
         trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
             made the run on this machine.
         quiet: show no progress.
@@ -278,19 +290,21 @@ def resume(
         ConfigError: ``total_env_steps`` is not above the steps done.
         EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
+    check_callbacks(callbacks)
     folder = Path(run_dir).expanduser()
     on_main(lambda: read_config(folder))  # so that no folder is made where there is no run
     with owned(folder):
         run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)
         changed = env is not None or total_env_steps is not None
-        return _resume(run, content, changed=changed)
+        return _resume(run, content, callbacks, changed=changed)
 
 
-def _resume(run: Run, content: State, *, changed: bool) -> TrainResult:
+def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed: bool) -> TrainResult:
     validate(run.config)
     # environments that start new episodes must not replay the levels of the run's beginning
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
     with _closing(components):
+        hooks = _hooks(run, components, callbacks, resumed=True)
         _prepare_auxiliary_phase(run, components)
         try:
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
@@ -300,11 +314,12 @@ def _resume(run: Run, content: State, *, changed: bool) -> TrainResult:
             raise CheckpointError(
                 f"the checkpoints of {str(run.folder)!r} do not fit its config.yaml: was it edited?"
             ) from error
-        for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
+        forgotten = hooks.load_state_dict(content["run"].get("callbacks", {}))
+        for sentence in lost + forgotten if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
         if changed:
             run.write_config()  # only now, when the checkpoint is known to fit
-        return _run(run, components)
+        return _run(run, components, hooks)
 
 
 @contextlib.contextmanager
@@ -323,24 +338,33 @@ def _closing(components: Components) -> Iterator[None]:
                 components.auxiliary.store.close()
 
 
-def _run(run: Run, components: Components) -> TrainResult:
+def _hooks(run: Run, components: Components, callbacks: Sequence[Callback], *, resumed: bool) -> Callbacks:
+    context = RunContext(run, components, resumed=resumed)
+    return Callbacks([*callbacks_of(run.config), *callbacks], run, context)
+
+
+def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
     config, interrupted = run.config, False
     if config.keep_freed_memory and components.learner.device.type == "cpu":
         keep_freed_memory()
     if config.compile:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()
+    run.hooks = hooks
     try:
-        training_loop(run, components)
-        if components.auxiliary and run.finished:
-            components.auxiliary.store.discard()
-        run.save(components.stateful)
+        with hooks.running():
+            if run.iteration == 0:  # so that a run stopped in its first iteration can be resumed
+                run.save(components.stateful)
+            training_loop(run, components)
+            if components.auxiliary and run.finished:
+                components.auxiliary.store.discard()
+            run.save(components.stateful)
     except Interrupted:
         interrupted = True
     finally:
         run.close()
     interrupted = interrupted or not run.finished
-    return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted)
+    return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted, run.stopped)
 
 
 def _prepare_auxiliary_phase(run: Run, components: Components) -> None:

@@ -109,6 +109,8 @@ def test_bad_values_give_one_sentence_that_names_the_field(values: Any, parts: l
         ("num_envs", "env.num_envs", 3),
         ("env.num_envs", "env.num_envs", 3),
         ("env_num_envs", "env.num_envs", 3),
+        ("eval_num_envs", "eval.num_envs", 3),
+        ("every", "eval.every", 3),
         ("total_env_steps", "total_env_steps", 3),
         ("steps", "rollout.steps", 3),
         ("rollout_source_delay", "rollout.source.delay", 3),
@@ -325,6 +327,11 @@ BAD: dict[str, list[Any]] = {
     "aux.minibatches": [0],
     "aux.step_size": [-1.0, math.nan, math.inf],
     "aux.clone_coefficient": [-1.0, math.nan, math.inf],
+    "eval.every": [0],
+    "eval.episodes": [0],
+    "eval.num_envs": [0, -3],
+    "eval.max_steps": [0],
+    "eval.stop_at": [math.nan, math.inf],
 }
 GOOD: dict[str, list[Any]] = {
     "checkpoint_seconds": [0.0, math.inf],

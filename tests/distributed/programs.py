@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch import auxiliary_phase, policy_phase, training
+from anybatch.callbacks import Callback, RunContext
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import (
@@ -256,6 +257,29 @@ def _join_pieces(store: Any, parts_of: list[int], starts: list[int]) -> None:
         return joined
 
     store.minibatch = minibatch
+
+
+class Hook(Callback):
+    """Takes its time at the second iteration, and then ends the run or fails."""
+
+    def __init__(self, kind: str, seconds: float) -> None:
+        self.kind, self.seconds = kind, seconds
+
+    def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
+        row["rank"] = rank()
+        if run.iteration == 2:
+            time.sleep(self.seconds)
+            if self.kind == "fail":
+                raise ZeroDivisionError("no luck")
+            run.stop("enough")
+
+
+def train_hooked(config: TrainConfig, out: str, kind: str, seconds: float) -> tuple[str | None, int, bool]:
+    """Train with a callback that only worker 0 has been given."""
+    with joined_process_group():
+        callbacks = [Hook(kind, seconds)] if is_main() else []
+        result = train(config, out, 3, callbacks, quiet=True)
+    return result.stopped, result.env_steps, result.interrupted
 
 
 def train_rank(config: TrainConfig, out: str, trouble: tuple[str, int, int] | None = None) -> dict[str, Any]:

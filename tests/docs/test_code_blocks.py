@@ -85,6 +85,7 @@ def short(config: TrainConfig) -> TrainConfig:
         rollout=replace(config.rollout, steps=steps, source=replace(config.rollout.source, ray_workers=0)),
         optimizer=replace(config.optimizer, minibatches=minibatches),
         aux=replace(config.aux, policy_iterations=1, minibatches=1, epochs=1),
+        eval=replace(config.eval, every=config.eval.every and envs * steps, episodes=2),
     )
 
 

@@ -623,3 +623,27 @@ def test_the_command(number: int, run: Path, capsys: pytest.CaptureFixture[str])
     assert expected[number] in capsys.readouterr().out
     assert main(["eval", str(run), "--seed", "-1"]) == 2
     assert "seed is -1" in capsys.readouterr().err
+
+
+def test_progress_counts_ended_episodes() -> None:
+    seen: list[int] = []
+    evaluate(
+        initial_policy(ppo("gym:CartPole-v1", **SMALL), device="cpu"), episodes=5, num_envs=1, progress=seen.append
+    )
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_eval_and_watch_show_progress(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("anybatch.system.display._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(GymnasiumLoop, "render", lambda self: np.zeros((16, 16, 3), np.uint8))
+    for command, words in (
+        (["eval", str(run), "--episodes", "3"], "% of 3 episodes"),
+        (["watch", str(run), "--video", str(tmp_path / "x.gif")], "2 frames"),
+    ):
+        assert main([*command, "--quiet"]) == 0
+        assert capsys.readouterr().err == ""
+        assert main(command) == 0
+        err = capsys.readouterr().err
+        assert words in err and "elapsed 0:00:0" in err

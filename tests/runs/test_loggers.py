@@ -19,6 +19,7 @@ from anybatch.config.schema import LogConfig
 from anybatch.errors import AnybatchError, CheckpointError
 from anybatch.runs import loggers as logs
 from anybatch.runs import progress
+from anybatch.system import display
 
 
 def rows(n, start=1):
@@ -188,31 +189,19 @@ def test_a_run_that_starts_again_has_each_iteration_once(tmp_path):
     assert events(tmp_path)["iteration"] == [(256, 1.0), (512, 2.0)]
 
 
-def test_prints_nothing_when_not_a_terminal(tmp_path, capfd):
-    with logs.open_logs(tmp_path, LogConfig(), 1024) as run:
-        for row in rows(3):
-            run.write(row)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_bar_shows_percent_speed_return_and_time_left(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "xterm")
-    clock = iter([0.0, 10.0])
-    monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock, 10.0))
-    bar = logs.ProgressBar(4000, start_env_steps=1000)
-    bar.write({"env_steps": 2000, "mean_episode_return": 1.5})  # 1000 steps in 10 s, so the other 2000 take 20 s
-    bar.close()
-    bar.close()
-    shown = terminal.getvalue()
-    for part in ("50%", "100 steps/s", "return 1.50", "ETA 0:00:20"):
-        assert part in shown
+def test_a_row_is_shown_with_its_return_and_the_last_evaluation(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: now[0])
+    shown = logs.ProgressDisplay(4000, start_env_steps=1000)
+    now[0] = 10.0
+    shown.write({"env_steps": 2000, "mean_episode_return": math.nan, "eval_return": 3})  # the other 2000 take 20 s
+    assert capsys.readouterr().err == (
+        "50% of 4,000 steps  100 steps/s  return -  evaluation 3.00  ETA 0:00:20  elapsed 0:00:10\n"
+    )
+    now[0] = 30.0
+    shown.write({"env_steps": 4000, "mean_episode_return": 1.5, "eval_return": math.nan})
+    shown.close()
+    assert "return 1.50  evaluation 3.00  ETA 0:00:00  elapsed 0:00:30" in capsys.readouterr().err
 
 
 def test_the_bar_shows_what_goes_on_between_two_rows(monkeypatch, tmp_path):
@@ -236,32 +225,6 @@ def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeyp
         monkeypatch.setitem(sys.modules, "wandb", module)
         with pytest.raises(AnybatchError, match=r"pip install 'anybatch\[wandb\]'"):
             logs.open_logs(tmp_path, LogConfig(wandb=True), 1024)
-
-
-def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
-    calls = []
-
-    class Run:
-        def define_metric(self, name, step_metric):
-            calls.append((name, step_metric))
-
-        def log(self, row):
-            calls.append(row)
-
-        def finish(self):
-            calls.append("finish")
-
-    fake = types.ModuleType("wandb")
-    fake.init = lambda **options: calls.append(options["id"]) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    config = LogConfig(tensorboard=False, wandb=True)
-    for i in (1, 2):
-        with logs.open_logs(tmp_path, config, 1024, quiet=True) as run:
-            run.write({"iteration": i, "env_steps": 256 * i, "kl_behavior": math.nan})
-    start = [calls[0], ("*", "env_steps")]
-    first = [*start, {"iteration": 1.0, "env_steps": 256.0}, "finish"]
-    second = [*start, {"iteration": 2.0, "env_steps": 512.0}, "finish"]
-    assert calls == first + second
 
 
 def test_closing_goes_on_after_a_sink_fails(tmp_path):

@@ -237,15 +237,23 @@ def test_episodes_within_and_across_rollouts_in_the_order_of_their_ends() -> Non
     assert (sampled.episode_returns, sampled.episode_lengths) == ([9, 225], [2, 4])
 
 
+def step_of(reward: float, over: bool) -> Steps:
+    """A step of one environment whose games are not its episodes."""
+    none, flags = np.empty(0, np.int64), np.zeros(1, np.bool_)
+    games = np.array([reward], np.float32), np.array([over])
+    return Steps(np.zeros((1, 1)), np.zeros(1, np.float32), flags, flags, none, None, games=games)
+
+
 def test_returns_are_those_of_games_where_lives_are_episodes() -> None:
     tracker = EpisodeTracker(1)
     clipped, lives = np.array([[1, 0, 1, 1]], np.float32), np.array([[False, True, False, True]])
-    games = np.array([[7, 0, 4, 1]], np.float32), np.array([[False, False, False, True]])
-    assert tracker.add(clipped, lives, games).tolist() == [[True, False, True, False]]  # of lives
+    for reward, over in ((7, False), (0, False), (4, False), (1, True)):
+        tracker.note(step_of(reward, over))
+    assert tracker.add(clipped, lives).tolist() == [[True, False, True, False]]  # of lives
     sampled = tracker.drain()
     assert (sampled.episode_returns, sampled.episode_lengths) == ([12], [4])
-    last = np.array([[2]], np.float32), np.array([[True]])
-    assert tracker.add(np.array([[1]], np.float32), np.array([[True]]), last).tolist() == [[True]]
+    tracker.note(step_of(2, True))
+    assert tracker.add(np.array([[1]], np.float32), np.array([[True]])).tolist() == [[True]]
     assert tracker.drain().episode_returns == [2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,10 @@ def main(
     num_envs: int | None = None,
     max_steps: int | None = None,
     greedy: bool = False,
+    best: bool = False,
     device: str = "auto",
     trust_code: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Play complete episodes with a trained policy, and print their mean return.
 
@@ -30,18 +33,28 @@ def main(
         num_envs: Copies of the environment that play at the same time; by default as in training, at most 64.
         max_steps: Steps after which an episode is cut and counted as unfinished.
         greedy: Take the most likely action instead of sampling.
+        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         device: cpu, cuda, cuda:N, or auto.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        quiet: Show no progress.
     """
     from anybatch.runs.evaluation import EnvChoice, Evaluation, evaluate, load_policy, unseen_levels
+    from anybatch.system.display import Display
 
     def play(env: EnvChoice) -> Evaluation:
-        return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy)
+        with nullcontext() if quiet else Display(episodes, "episodes") as shown:
+            progress = None if shown is None else shown.update
+            return evaluate(policy, env, episodes, seed, num_envs, max_steps, greedy=greedy, progress=progress)
 
-    policy = load_policy(run, device=device, trust_code=trust_code)
+    def show(label: str, result: Evaluation) -> None:
+        print(f"{label}: {result}")
+        for key in result.info:
+            print(f"mean {key}: {result.mean_info(key):.4g}")
+
+    policy = load_policy(run, best=best, device=device, trust_code=trust_code)
     unseen = unseen_levels(policy.config.env)
     label = "mean return" if unseen is None else "mean return on training levels"
-    print(f"{label}: {play(None)}")
+    show(label, play(None))
     if unseen is not None:
-        print(f"mean return on unseen levels: {play(unseen)}")
+        show("mean return on unseen levels", play(unseen))
     return 0

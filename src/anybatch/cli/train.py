@@ -50,7 +50,7 @@ all options: --help all; or --help SECTION, with SECTION one of
   rollout, reward      length and source of rollouts; reward normalisation
   advantage, policy    advantage estimation; objective and proximal policy
   optimizer, aux       optimiser and minibatches; auxiliary phase (PPG)
-  log                  logs
+  eval, log            evaluation while training; logs
   scaling, tuned-at    adjustments to a changed batch; batch of the numbers"""
 
 
@@ -147,7 +147,9 @@ def finish(result: TrainResult) -> int:
     if result.interrupted:
         print(f"stopped at {result.env_steps:,} environment steps; to continue: anybatch resume {result.run_dir}")
         return INTERRUPTED
-    print(f"done: {result.env_steps:,} steps; mean return of the last 100 episodes: {result.mean_episode_return:.2f}")
+    steps = f"{result.env_steps:,} steps"
+    ended = f"done: {steps}" if result.stopped is None else f"ended after {steps}: {result.stopped}"
+    print(f"{ended}; mean return of the last 100 episodes: {result.mean_episode_return:.2f}")
     print(f"wrote {result.run_dir}")
     return DONE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,9 @@ def main(
     episodes: int = 1,
     seed: int = 0,
     fps: int = 15,
+    best: bool = False,
     trust_code: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Write a video of a trained policy.
 
@@ -25,12 +28,17 @@ def main(
         episodes: Episodes to play.
         seed: Seed of environment and actions.
         fps: Frames per second.
+        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        quiet: Show no progress.
     """
     from anybatch.runs.evaluation import load_policy
     from anybatch.runs.video import record
+    from anybatch.system.display import Display
 
-    policy = load_policy(run, device="cpu", trust_code=trust_code)
-    frames = record(policy, video, episodes=episodes, seed=seed, fps=fps)
+    policy = load_policy(run, best=best, device="cpu", trust_code=trust_code)
+    with nullcontext() if quiet else Display(episodes, "episodes") as shown:
+        progress = None if shown is None else lambda ended, frames: shown.update(ended, f"{frames:,} frames")
+        frames = record(policy, video, episodes=episodes, seed=seed, fps=fps, progress=progress)
     print(f"wrote {frames} frames to {video}")
     return 0

@@ -20,6 +20,7 @@ SHORT = {
     "clip": "policy.clip",
     "discount": "advantage.discount",
     "minibatches": "optimizer.minibatches",
+    "num_envs": "env.num_envs",
     "schedule": "optimizer.schedule",
     "step_size": "optimizer.step_size",
     "steps": "rollout.steps",

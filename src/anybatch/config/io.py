@@ -162,6 +162,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         raise ConfigError(f"{name} is {shown(value)}, but must be {' or '.join(_words(option) for option in options)}")
     if origin is tuple:
         inner = typing.get_args(kind)
+        if inner[-1] is Ellipsis:  # any number of them
+            inner = inner[:1] * len(value) if isinstance(value, (list, tuple)) else inner[:1]
         if not isinstance(value, (list, tuple)) or len(value) != len(inner):
             raise ConfigError(f"{name} is {shown(value)}, but must be {len(inner)} values")
         return tuple(_convert(option, item, name) for option, item in zip(inner, value, strict=True))

@@ -30,10 +30,12 @@ class Overrides(TypedDict, total=False):
     checkpoint_seconds: float
     keep_checkpoints: int
     num_envs: int
+    env_num_envs: int
     env_options: dict[str, Scalar]
     bootstrap_truncated: bool | None
     action_mask: str
     frame_stack: int
+    info_keys: tuple[str, ...]
     threads: int
     step_timeout: float | None
     observation: Mapping[str, Any]
@@ -107,6 +109,14 @@ class Overrides(TypedDict, total=False):
     aux_step_size: float
     clone_coefficient: float
     storage: Literal["auto", "ram", "disk"]
+    eval: Mapping[str, Any]
+    every: int | None
+    episodes: int
+    eval_num_envs: int | None
+    max_steps: int | None
+    eval_options: dict[str, Scalar]
+    keep_best: bool
+    stop_at: float | None
     log: Mapping[str, Any]
     tensorboard: bool
     wandb: bool

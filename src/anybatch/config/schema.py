@@ -29,6 +29,9 @@ class EnvConfig:
     takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
     frame_stack: int = 1
     """Number of the last images that an observation holds; 1 stacks none."""
+    info_keys: tuple[str, ...] = ()
+    """Keys of the environment's info, numbers such as is_success: their mean at the end of the last 100 episodes is the
+    column info_KEY."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None
@@ -224,6 +227,27 @@ class AuxiliaryConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation while training, with sampled actions, in environments of its own that do not affect training."""
+
+    every: int | None = None
+    """Environment steps between evaluations, at the first iteration that ends at or beyond each multiple; None for no
+    evaluation."""
+    episodes: int = 20
+    """Complete episodes of an evaluation."""
+    num_envs: int | None = None
+    """Environments that play at the same time; None for one an episode, up to 64."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut and counted as unfinished; None waits for its end."""
+    options: dict[str, Scalar] = field(default_factory=dict)
+    """Options of the environment that differ from env.options, as pairs: num_levels 0."""
+    keep_best: bool = True
+    """Keep the policy with the highest mean return in checkpoints/best.ckpt."""
+    stop_at: float | None = None
+    """End training when the mean return of an evaluation reaches this."""
+
+
+@dataclass(frozen=True)
 class LogConfig:
     """Logs besides progress.csv."""
 
@@ -270,6 +294,7 @@ class TrainConfig:
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     aux: AuxiliaryConfig = field(default_factory=AuxiliaryConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @property

@@ -69,6 +69,11 @@ _RANGES: dict[str, Range] = {
     "aux.minibatches": _AT_LEAST_1,
     "aux.step_size": _AT_LEAST_0,
     "aux.clone_coefficient": _AT_LEAST_0,
+    "eval.every": (lambda x: x >= 1, "an integer of at least 1, or none"),
+    "eval.episodes": _AT_LEAST_1,
+    "eval.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}, or none"),
+    "eval.max_steps": (lambda x: x >= 1, "an integer of at least 1, or none"),
+    "eval.stop_at": (lambda x: True, "a finite number, or none"),
 }
 _MAY_BE_INFINITE = {
     "observation.clip",
@@ -104,6 +109,8 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_policy(config)
     _check_source(config)
     _check_recurrent(config)
+    if config.eval.stop_at is not None and config.eval.every is None:
+        raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
     return config
 
 

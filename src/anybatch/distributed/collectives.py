@@ -22,7 +22,7 @@ from anybatch.distributed.process_group import gather_to_main as gather_to_main
 from anybatch.distributed.process_group import is_distributed as is_distributed
 from anybatch.distributed.process_group import joined_process_group as joined_process_group
 from anybatch.distributed.process_group import local_device as local_device
-from anybatch.distributed.process_group import sum_
+from anybatch.distributed.process_group import sum_, wait_for_main
 from anybatch.distributed.process_group import wait_for_all as wait_for_all
 from anybatch.errors import AnybatchError, ConfigError, WorkerError
 from anybatch.system.signals import Interrupted, Interrupts
@@ -211,8 +211,12 @@ def all_gather(value: T) -> list[T]:
     return cast(list[T], from_main(gather_to_main(value)))
 
 
-def on_main(function: Callable[[], T]) -> T:
+def on_main(function: Callable[[], T], *, patient: bool = False) -> T:
     """Call a function on worker 0 only; its result is returned, or its error raised, on all workers.
+
+    Args:
+        function: what to call.
+        patient: let the others wait as long as it takes instead of five minutes.
 
     Raises:
         AnybatchError: the function's error.
@@ -225,6 +229,8 @@ def on_main(function: Callable[[], T]) -> T:
             result = function()
         except AnybatchError as error:
             result = error
+    if patient:
+        wait_for_main()
     result = from_main(result)
     if isinstance(result, AnybatchError):
         raise result

@@ -23,6 +23,7 @@ from anybatch.system.launcher import end_with_launcher, launcher_rank, started_b
 
 _JOIN_SECONDS = 300.0  # also for rare and slow operations: writing and reading checkpoints
 _TIMEOUT_SECONDS = 16.0
+_PATIENCE = timedelta(days=7)
 _NCCL_SECONDS = 30.0  # the first exchange of gradients also sets up the connections
 _ROLL_CALL_SECONDS = 2.0
 _GLOO_SHUTDOWN_SECONDS = 0.2
@@ -114,6 +115,14 @@ def wait_for_all() -> None:
     """Wait up to five minutes for every worker: after creating environments, or writing a checkpoint."""
     if is_distributed():
         _guard(lambda: dist.all_reduce(torch.zeros(1)))
+
+
+def wait_for_main() -> None:
+    """Wait for every worker, however long worker 0 takes, unless one of them dies."""
+    if is_distributed():
+        options = dist.AllreduceOptions()
+        options.timeout = _PATIENCE
+        _guard(lambda: dist.group.WORLD.allreduce([torch.zeros(1)], options).wait())  # type: ignore[union-attr]
 
 
 def from_main(value: Any) -> Any:

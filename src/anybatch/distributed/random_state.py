@@ -1,11 +1,13 @@
-"""PyTorch's global random generators, which belong to the caller of a training."""
+"""Global random generators, which belong to the caller of a training, and during a training to that."""
 
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 seeding = threading.RLock()
@@ -36,3 +38,18 @@ def callers_random_state() -> Iterator[None]:
                 torch.set_rng_state(_kept[0])
                 if _kept[1]:
                     torch.cuda.set_rng_state_all(_kept[1])
+
+
+@contextlib.contextmanager
+def separate_random_states(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators of PyTorch, NumPy and Python for a block, and put them back when it ends."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

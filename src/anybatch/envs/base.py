@@ -6,11 +6,14 @@ of the next episode, and every row is a real transition.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import gymnasium
 import numpy as np
+
+from anybatch.errors import ConfigError, EnvError, shown
 
 Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]
 """A batch of observations (N, ...), or one such array for every key of a Dict space."""
@@ -36,6 +39,9 @@ class Steps:
     """(K,) int64, ascending: environments that were truncated and not terminated."""
     final_observation: Observation | None
     """(K, ...) their last observations before the reset, to bootstrap from; None if K is 0."""
+    episode_info: Mapping[str, np.ndarray] | None = None
+    """(N,) float64 for each key of env.info_keys: the numbers in the info of the steps that ended an episode, NaN
+    elsewhere; None without such keys, or if no episode ended."""
     games: Games | None = None
     """(N,) where the environment clips rewards or a life is an episode, since returns are those of games; None where
     games are episodes."""
@@ -87,6 +93,62 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Release processes, windows and memory."""
+
+
+class EpisodeInfo:
+    """Numbers from the info of the steps that end episodes, for the keys of env.info_keys."""
+
+    _PATIENCE = 20
+
+    def __init__(self, keys: Sequence[str], num_envs: int, env_id: str) -> None:
+        """`keys`: those that are wanted, of each of N environments."""
+        self._env_id = env_id
+        self._num_envs = num_envs
+        self._episodes = 0
+        self._missing = set(keys)
+        self._others: set[str] = set()
+        self._keys = tuple(keys)
+        self._numbers: dict[str, np.ndarray] = {}
+
+    def take(self, info: Mapping[str, Any], index: int) -> None:
+        """Take the info of a single environment whose episode has ended; `index` is its number."""
+        if not self._numbers:
+            self._numbers = {key: np.full(self._num_envs, np.nan) for key in self._keys}
+        for key in self._keys:
+            if info.get(key) is not None:
+                self._numbers[key][index] = self._number(info[key], key, index)
+                self._missing.discard(key)
+        self._episodes += 1
+        if self._missing:
+            self._others |= {str(key) for key in info}
+            if self._episodes >= self._PATIENCE:
+                had = f"it had {', '.join(sorted(self._others))}" if self._others else "it was empty"
+                raise ConfigError(
+                    f"env.info_keys has {min(self._missing)!r}, which the info of {self._env_id} did not have at the "
+                    f"end of {self._episodes} episodes; {had}"
+                )
+
+    def take_batch(self, infos: Mapping[str, Any], done: np.ndarray) -> None:
+        """Take the infos of a vector environment, arrays (N, ...) by key, where `done` (N,).
+
+        Gymnasium's have the rows that are valid under the key with an underscore before it.
+        """
+        keys = [key for key, x in infos.items() if str(key)[:1] != "_" and np.ndim(x)]
+        rows = {key: infos.get(f"_{key}", np.ones_like(done)) for key in keys}
+        for index in np.flatnonzero(done).tolist():
+            self.take({key: infos[key][index] for key, valid in rows.items() if valid[index]}, index)
+
+    def pop(self) -> Mapping[str, np.ndarray] | None:
+        """The numbers taken since the last call, as :class:`Steps` has them."""
+        numbers, self._numbers = self._numbers, {}
+        return numbers or None
+
+    def _number(self, value: Any, key: str, index: int) -> float:
+        if np.size(value) == 1 and np.asarray(value).dtype.kind in "buif":
+            return float(np.asarray(value).item())
+        raise EnvError(
+            f"info[{key!r}] of environment {index} of {self._env_id} is {shown(value)}, but env.info_keys needs numbers"
+        )
 
 
 def derive_seeds(seed: int, count: int) -> list[int]:

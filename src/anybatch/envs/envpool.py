@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take, write
 from anybatch.errors import ConfigError, EnvError, install_command, shown
@@ -104,6 +104,8 @@ class EnvPoolVectorEnv:
     finished environments at once avoids such rows. EnvPool's state cannot be saved.
     """
 
+    episode_info: EpisodeInfo | None = None
+
     def __init__(
         self,
         task_id: str,
@@ -179,15 +181,17 @@ class EnvPoolVectorEnv:
         self._observations.check_finite(observation)
         final_index = np.flatnonzero(truncated & ~terminated)
         final = take(observation, final_index) if len(final_index) else None
+        if self.episode_info is not None:
+            self.episode_info.take_batch(info, terminated | truncated)
         done = np.flatnonzero(terminated | truncated).astype(np.int32)
         if len(done):
             write(observation, done, self._reset(done))
         self._observations.check_masks(observation)
         self._last = observation
-        games = None
+        games, numbers = None, None if self.episode_info is None else self.episode_info.pop()
         if self._has_games:
             games = np.asarray(info["reward"], dtype=np.float32), info["terminated"].astype(bool) | truncated
-        return Steps(observation, reward, terminated, truncated, final_index, final, games=games)
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers, games)
 
     def save_state(self) -> None:
         """Return None, because EnvPool has no access to its state."""

@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from anybatch.config.masks import info_key
 from anybatch.config.schema import EnvConfig
-from anybatch.envs.base import VectorEnv, derive_seeds
+from anybatch.envs.base import EpisodeInfo, VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv, user_code
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
@@ -47,6 +47,11 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
             f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
             "of several runs: start the runs as processes."
         )
+    if config.info_keys:
+        if not hasattr(env, "episode_info"):
+            env.close()
+            raise ConfigError(f"env.info_keys is {config.info_keys}, but environments like {config.id} have no info.")
+        env.episode_info = EpisodeInfo(config.info_keys, num_envs, config.id)
     if config.frame_stack > 1:
         env = _stacking(env, config)
     return env if config.step_timeout is None else TimedEnv(env, config.step_timeout, config.id)

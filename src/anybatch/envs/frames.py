@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -67,7 +68,7 @@ class FrameStack:
             self._stacks[key] = self._pushed(self._stacks[key], images[key])
             self._stacks[key][new] = self._repeated(images[key][new])
         observation = self._with(steps.observation, self._stacks)
-        return Steps(observation, steps.reward, steps.terminated, steps.truncated, steps.final_index, last)
+        return replace(steps, observation=observation, final_observation=last)
 
     def save_state(self) -> dict[str, Any] | None:
         """The state of the environments with the present stacks; None if that of the environments cannot be saved."""

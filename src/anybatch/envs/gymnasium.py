@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from anybatch.envs import snapshot
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
@@ -25,6 +25,7 @@ class GymnasiumLoop:
     """
 
     bootstrap_truncated = True
+    episode_info: EpisodeInfo | None = None
 
     def __init__(
         self,
@@ -80,6 +81,8 @@ class GymnasiumLoop:
                 raw, one_reward, terminated[index], truncated[index], info = step_one(env, native[index], self._env_id)
                 reward[index] = self._scalar(one_reward, index)
                 if terminated[index] or truncated[index]:
+                    if self.episode_info is not None:
+                        self.episode_info.take(info, index)
                     if not terminated[index]:
                         # Copied before the reset, which may reuse the environment's own array.
                         final = self._observations.empty(self.num_envs) if final is None else final
@@ -99,7 +102,8 @@ class GymnasiumLoop:
         if final is not None:
             final = take(final, final_index)
             self._observations.check_finite(final, final_index)
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        numbers = None if self.episode_info is None else self.episode_info.pop()
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> dict[str, Any] | None:
         """The state of all environments, or None if one of them cannot be saved."""

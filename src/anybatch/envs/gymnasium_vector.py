@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from anybatch.envs.base import Observation, Steps
+from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
@@ -30,6 +30,7 @@ class GymnasiumVector:
     """
 
     bootstrap_truncated = True
+    episode_info: EpisodeInfo | None = None
 
     def __init__(
         self,
@@ -96,6 +97,9 @@ class GymnasiumVector:
         self._take_masks(infos, np.ones_like(done) if self._same_step else ~done)
         observation = self._batch(raw)
         check_reward(reward, self._env_id)
+        if self.episode_info is not None:
+            ends = infos.get("final_info", infos) if self._same_step else infos
+            self.episode_info.take_batch(ends, terminated | truncated)
         final_index = np.flatnonzero(truncated & ~terminated)
         final: Observation | None = None
         if self._same_step:
@@ -114,7 +118,8 @@ class GymnasiumVector:
                 observation = self._batch(raw)
         self._observations.check_masks(observation)
         self._last = observation
-        return Steps(observation, reward, terminated, truncated, final_index, final)
+        numbers = None if self.episode_info is None else self.episode_info.pop()
+        return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> dict[str, Any] | None:
         """The result of the environment's method `get_state()`; None if it has none."""

@@ -33,20 +33,29 @@ def save(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path
     Raises:
         OSError: it cannot be written, on a full disk say.
     """
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    payload = buffer.getbuffer()
     path = folder / f"iteration-{iteration:09d}.ckpt"
-    try:
-        write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
-    except OSError as error:
-        text = f"{error.strerror}; this checkpoint was not written, and those before it stay"
-        raise OSError(error.errno, text, str(path)) from error
+    write(path, state)
     present = checkpoints(folder)
     newest = present.index(path)
     for other in present[: max(0, newest + 1 - keep)] + present[newest + 1 :]:  # later ones were found damaged
         other.unlink(missing_ok=True)
     return path
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    """Write a file that :func:`load` reads.
+
+    Raises:
+        OSError: it cannot be written, on a full disk say.
+    """
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    payload = buffer.getbuffer()
+    try:
+        write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
+    except OSError as error:
+        text = f"{error.strerror}; this checkpoint was not written, and those before it stay"
+        raise OSError(error.errno, text, str(path)) from error
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

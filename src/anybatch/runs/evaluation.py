@@ -26,12 +26,13 @@ from anybatch.errors import AnybatchError, CheckpointError, ConfigError, Diverge
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
-from anybatch.runs.files import CHECKPOINTS, CONFIG
+from anybatch.runs.files import BEST, CHECKPOINTS, CONFIG
 from anybatch.runs.run import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
 from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.rollout import to_device
+from anybatch.system.signals import check_interrupt, interruptible
 
 _MAX_ENVS = 64
 
@@ -109,6 +110,8 @@ class Evaluation:
     """Steps of each complete episode."""
     unfinished_returns: list[float] = field(default_factory=list)
     """Return so far of each episode that ``max_steps`` cut."""
+    info: dict[str, list[float]] = field(default_factory=dict)
+    """For each key of env.info_keys its number at the end of each complete episode that had one."""
 
     @property
     def unfinished(self) -> int:
@@ -126,6 +129,15 @@ class Evaluation:
         count = len(self.returns)
         return float(np.std(self.returns, ddof=1)) / math.sqrt(count) if count > 1 else math.nan
 
+    @property
+    def mean_length(self) -> float:
+        """Mean number of steps of the complete episodes; NaN if there is none."""
+        return float(np.mean(self.lengths)) if self.lengths else math.nan
+
+    def mean_info(self, key: str) -> float:
+        """Mean of the numbers of a key; NaN if there is none."""
+        return float(np.mean(self.info[key])) if self.info.get(key) else math.nan
+
     def __str__(self) -> str:
         """``mean +- standard error (episodes)``, and the number of unfinished ones if there are any."""
         unfinished = f", and {self.unfinished} unfinished that do not count" if self.unfinished else ""
@@ -135,6 +147,7 @@ class Evaluation:
 def load_policy(
     run_dir: str | Path,
     *,
+    best: bool = False,
     device: str = "auto",
     precision: str | None = None,
     env: str | Callable[..., Any] | None = None,
@@ -144,6 +157,7 @@ def load_policy(
 
     Args:
         run_dir: the run folder.
+        best: the policy with the highest mean return in an evaluation during training (``eval.every``) instead.
         device: cpu, cuda, cuda:N, or auto.
         precision: fp32, bf16 or auto; None for that of the training. Exporting needs fp32.
         env: the environment's id or callable, to be made with the run's options when it is evaluated; a callable
@@ -162,7 +176,7 @@ def load_policy(
         warnings.warn(sentence, stacklevel=2)
     if env is not None:
         config = replace(config, env=replace(config.env, id=environment_id(env)))
-    content, _ = checkpoint.load_newest(folder / CHECKPOINTS)
+    content = _best(folder) if best else checkpoint.load_newest(folder / CHECKPOINTS)[0]
     try:
         state = content["state"]
         # checkpoints of before have no spaces
@@ -182,6 +196,16 @@ def load_policy(
                 "diverged"
             )
     return policy
+
+
+def _best(folder: Path) -> dict[str, Any]:
+    path = folder / CHECKPOINTS / BEST
+    if not path.exists():
+        raise CheckpointError(
+            f"{str(folder)!r} has no best policy: eval.every and eval.keep_best make training keep one, from the first "
+            "evaluation on"
+        )
+    return checkpoint.load(path)
 
 
 def initial_policy(config: TrainConfig, *, seed: int = 0, device: str = "auto") -> LoadedPolicy:
@@ -216,6 +240,7 @@ def evaluate(
     max_steps: int | None = None,
     *,
     greedy: bool = False,
+    progress: Callable[[int], object] | None = None,
 ) -> Evaluation:
     """Evaluate a policy on complete episodes.
 
@@ -231,6 +256,7 @@ def evaluate(
             training, or in a given configuration, but at most 64. With 1 only one copy is ever made.
         max_steps: steps after which an episode is cut and counted as unfinished; None waits for its end.
         greedy: take the most likely action instead of sampling.
+        progress: called with the number of episodes that have ended, whenever one does.
 
     Raises:
         ConfigError: a number is out of range, the environment is unknown, or its spaces are not those of the policy.
@@ -260,6 +286,7 @@ def evaluate(
             episodes_by_env,
             math.inf if max_steps is None else max_steps,
             memory,
+            progress or (lambda ended: None),
         )
     finally:
         games.close()
@@ -271,9 +298,10 @@ def _play(
     quota: np.ndarray,
     max_steps: float,
     memory: PolicyMemory,
+    progress: Callable[[int], object],
 ) -> Evaluation:
     """Play ``quota`` (N,) episodes in each environment; an episode of ``max_steps`` steps is unfinished."""
-    result = Evaluation([], [])
+    result, episodes = Evaluation([], []), int(quota.sum())
     while quota.any():
         observation = games.reset()
         memory.reset()
@@ -281,7 +309,10 @@ def _play(
         # one environment alone cannot be reset: after an unfinished episode it waits until all are reset
         playing = quota > 0
         while playing.any():
-            step = games.step(act(observation))
+            check_interrupt()
+            action = act(observation)
+            with interruptible():
+                step = games.step(action)
             observation = step.observation
             memory.reset(step.done)
             reward, done = step.counted
@@ -290,9 +321,15 @@ def _play(
             for index in np.flatnonzero(playing & done):
                 result.returns.append(float(total[index]))
                 result.lengths.append(int(length[index]))
+                for key, numbers in (step.episode_info or {}).items():
+                    if not np.isnan(numbers[index]):
+                        result.info.setdefault(key, []).append(float(numbers[index]))
             cut = playing & ~done & (length >= max_steps)
             result.unfinished_returns.extend(total[cut].tolist())
-            quota -= playing & (done | cut)
+            over = playing & (done | cut)
+            quota -= over
+            if over.any():
+                progress(episodes - int(quota.sum()))
             playing = playing & ~cut & (quota > 0)
             total[done] = 0
             length[done] = 0

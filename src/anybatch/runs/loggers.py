@@ -1,4 +1,4 @@
-"""Logs of a run: progress.csv, TensorBoard events, Weights & Biases, and a progress bar.
+"""Logs of a run: progress.csv, TensorBoard events, Weights & Biases, and the display of its progress.
 
 Every sink gets one row per iteration, a dictionary from column to number, with `write(row)`, and ends with `close()`.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import sys
 import threading
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +17,7 @@ from anybatch.errors import AnybatchError, install_command
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import ProgressLog, Row, as_text, read_progress
 from anybatch.system import atomic_files as atomic
+from anybatch.system.display import Display
 
 
 class Sink(Protocol):
@@ -64,13 +63,14 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """A Weights & Biases run, which is continued when the run is resumed."""
+    """A Weights & Biases run with the run's configuration, which is continued when the run is resumed."""
 
-    def __init__(self, run_dir: Path, project: str) -> None:
+    def __init__(self, run_dir: Path, project: str, config: Mapping[str, Any]) -> None:
         try:
             import wandb
 
-            start = wandb.init  # a folder called wandb beside the program can be imported, too, as an empty package
+            # a folder called wandb beside the program can be imported, too, as an empty package
+            start, refused = wandb.init, wandb.errors.Error
         except (ImportError, AttributeError):
             raise AnybatchError(
                 f"Logging to Weights & Biases needs wandb: {install_command('wandb')}, or leave out --log.wandb."
@@ -78,13 +78,21 @@ class WandbLog:
         identity = Path(run_dir) / "wandb-id.txt"
         if not identity.exists():
             atomic.write_text(identity, secrets.token_hex(4) + "\n")
-        self._run: Any = start(
-            project=project,
-            name=Path(run_dir).resolve().name,
-            id=identity.read_text().strip(),
-            dir=str(run_dir),
-            resume="allow",
-        )
+        try:
+            self._run: Any = start(
+                project=project,
+                name=Path(run_dir).resolve().name,
+                id=identity.read_text().strip(),
+                dir=str(run_dir),
+                resume="allow",
+                config=dict(config),
+                allow_val_change=True,  # config.yaml may have been edited since
+            )
+        except refused as error:
+            raise AnybatchError(
+                f"Weights & Biases does not start: {str(error).splitlines()[0]}; with WANDB_MODE=offline in the "
+                "environment it writes to the run folder, and `wandb sync` uploads that later"
+            ) from error
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, row: Row) -> None:
@@ -96,69 +104,52 @@ class WandbLog:
         self._run.finish()
 
 
-class ProgressBar:
-    """Progress, environment steps per second, mean return and time left, on standard error if it is a terminal."""
+class ProgressDisplay:
+    """Progress, environment steps per second, mean return, time so far and time left, on standard error."""
 
     def __init__(self, total_env_steps: int, *, start_env_steps: int = 0) -> None:
-        self._total = total_env_steps
-        self._start = start_env_steps
-        self._began = time.monotonic()
-        self._bar: Any = None
-        if not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-        self._bar = Progress(
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            refresh_per_second=2,
-        )
-        self._task = self._bar.add_task("starting", total=total_env_steps, completed=start_env_steps)
-        self._bar.start()
+        self._display = Display(total_env_steps, "steps", done=start_env_steps)
+        self._evaluated = ""
 
     def write(self, row: Row) -> None:
-        """Move the bar to the row's environment steps."""
-        if self._bar is None:
-            return
-        steps = int(row["env_steps"])
-        # rich estimates the rate over the last 30 seconds, and an iteration can take longer
-        rate = (steps - self._start) / max(time.monotonic() - self._began, 1e-9)
+        """Move on to the row's environment steps."""
         shown = as_text(row.get("mean_episode_return"))
+        if as_text(row.get("eval_return")):
+            self._evaluated = f"  evaluation {float(row['eval_return']):.2f}"
         mean_return = f"{float(shown):.2f}" if shown else "-"
-        text = f"{rate:,.0f} steps/s  return {mean_return}  {_left(self._total - steps, rate)}"
-        self._bar.update(self._task, completed=min(steps, self._total), description=text)
+        self._display.update(int(row["env_steps"]), f"return {mean_return}{self._evaluated}")
 
     def note(self, text: str) -> None:
         """Show a text while no environment steps are made; the next row replaces it."""
-        if self._bar is not None:
-            self._bar.update(self._task, description=text)
+        self._display.note(text)
 
     def close(self) -> None:
-        """Stop the bar and release the terminal."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        """Release the terminal."""
+        self._display.close()
 
 
 class Logs:
     """All sinks of a run as one."""
 
-    def __init__(self, sinks: Iterable[Sink]) -> None:
+    def __init__(self, sinks: Iterable[Sink], columns: Iterable[str] = ()) -> None:
+        """``columns`` are those of a progress.csv to which a resumed run appends."""
         self._sinks = list(sinks)
+        self._earlier = list(columns)
+
+    def columns_without(self, row: Row) -> list[str]:
+        """Columns of the rows before this run was resumed that its first row does not have; later none."""
+        return [column for column in self._earlier if column not in row]
 
     def write(self, row: Row) -> None:
         """Write the row to every sink, progress.csv first."""
+        self._earlier = []
         for sink in self._sinks:
             sink.write(row)
 
     def note(self, text: str) -> None:
-        """Show a text on the progress bar until the next row."""
+        """Show a text as the progress until the next row."""
         for sink in self._sinks:
-            if isinstance(sink, ProgressBar):
+            if isinstance(sink, ProgressDisplay):
                 sink.note(text)
 
     def close(self) -> None:
@@ -175,10 +166,17 @@ class Logs:
 
 
 def open_logs(
-    run_dir: Path, config: LogConfig, total_env_steps: int, quiet: bool = False, *, resume_after: int | None = None
+    run_dir: Path,
+    config: LogConfig,
+    total_env_steps: int,
+    quiet: bool = False,
+    *,
+    resume_after: int | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Logs:
     """Open the sinks of a configuration in the run's folder.
 
+    `recorded` is what Weights & Biases shows as the run's configuration.
     `resume_after` is the last iteration that a resumed run keeps, or None for none. Later rows are moved from
     progress.csv to progress-lost.csv, and later TensorBoard events are hidden.
     """
@@ -193,19 +191,13 @@ def open_logs(
         progress = ProgressLog(run_dir / PROGRESS)
         sinks = [keep(progress)]
         redone = progress.truncate_after(resume_after or 0)
-        env_steps = int(max(read_progress(progress.path).get("env_steps", []), default=0))
+        earlier = read_progress(progress.path)
+        env_steps = int(max(earlier.get("env_steps", []), default=0))
         if config.wandb:
-            sinks.append(keep(WandbLog(run_dir, config.wandb_project)))
+            sinks.append(keep(WandbLog(run_dir, config.wandb_project, recorded or {})))
         if config.tensorboard:
             sinks.append(keep(TensorBoardLog(run_dir, purge_step=env_steps + 1 if redone or env_steps else None)))
         if not quiet:
-            sinks.append(keep(ProgressBar(total_env_steps, start_env_steps=env_steps)))
+            sinks.append(keep(ProgressDisplay(total_env_steps, start_env_steps=env_steps)))
         opened.pop_all()
-    return Logs(sinks)
-
-
-def _left(steps: float, rate: float) -> str:
-    if rate <= 0:
-        return "ETA -"
-    seconds = round(max(steps, 0) / rate)
-    return f"ETA {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return Logs(sinks, earlier)

@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from anybatch.distributed.collectives import on_main
 from anybatch.errors import ConfigError
+from anybatch.runs.files import WANDB
 
 _LOCK = "lock"
 
@@ -45,9 +46,14 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing."""
+    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing.
+
+    Weights & Biases has links of its own in its folder, to which nothing else is written.
+    """
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
                 raise ConfigError(f"{str(path)!r} is a symbolic link, and a run folder with links is not written to")
+        if Path(parent) == folder:
+            folders[:] = [name for name in folders if name != WANDB]

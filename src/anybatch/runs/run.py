@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from anybatch._version import __version__
 from anybatch.config import fields
-from anybatch.config.io import from_dict, read_yaml, to_yaml
+from anybatch.config.io import from_dict, read_yaml, to_dict, to_yaml
 from anybatch.config.schedules import CONSTANT, SCHEDULES, factor, scheduled_numbers
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
@@ -30,7 +30,7 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.envs.registry import environment_id, is_importable
-from anybatch.errors import CheckpointError, ConfigError
+from anybatch.errors import CheckpointError, ConfigError, Interrupted
 from anybatch.runs import checkpoint
 from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
@@ -52,8 +52,25 @@ _COUNTERS: dict[str, Any] = {
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
+class Hooks(Protocol):
+    """Callbacks as a run calls them, on all workers; see :class:`anybatch.callbacks.calls.Callbacks`."""
+
+    repeatable: bool
+
+    def after_iteration(self, row: Row) -> None: ...
+
+    def checkpoint(self, path: Path | None) -> None: ...
+
+    def state_dict(self) -> State: ...
+
+
 class Run:
     """A run's folder, its counters, its log and its checkpoints."""
+
+    hooks: Hooks | None = None
+    """Called after each iteration and checkpoint."""
+    stopped: str | None = None
+    """Reason for which a callback has ended the run; None if none has."""
 
     def __init__(
         self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: State | None = None
@@ -73,6 +90,7 @@ class Run:
         self._row: Row | None = None
         self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
+        self._info = {key: deque[float](maxlen=min(_WINDOWS.values())) for key in config.env.info_keys}
         if state is not None:
             self._load_state_dict(state)
         self._quiet = quiet
@@ -80,14 +98,17 @@ class Run:
         self._logs: Logs | None = None
         if is_main():
             last_row = None if state is None else self.iteration - self.iteration_is_open
-            self._logs = open_logs(folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row)
+            recorded = {**to_dict(config), "seed": seed}
+            self._logs = open_logs(
+                folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row, recorded=recorded
+            )
         self._clock = time.monotonic()
         self._checkpoint_at = time.monotonic()
 
     @property
     def finished(self) -> bool:
-        """Whether the environment steps of the configuration are done."""
-        return self.env_steps >= self.config.total_env_steps
+        """Whether the environment steps of the configuration are done, or a callback has ended the run."""
+        return self.stopped is not None or self.env_steps >= self.config.total_env_steps
 
     @property
     def progress(self) -> float:
@@ -125,6 +146,8 @@ class Run:
         self.episodes += len(sampled.episode_returns)
         self._returns.extend(sampled.episode_returns)
         self._lengths.extend(sampled.episode_lengths)
+        for key, window in self._info.items():
+            window.extend(sampled.episode_info.get(key, []))
         recent = list(self._returns)
         self._row = {
             "iteration": self.iteration,
@@ -134,6 +157,7 @@ class Run:
             **{name: _mean(recent[-window:]) for name, window in _WINDOWS.items()},
             "mean_episode_length": _mean(self._lengths),
             "episodes": self.episodes,
+            **{f"info_{key}": _mean([x for x in window if x == x]) for key, window in self._info.items()},
             **statistics,
             "gradient_steps": self.gradient_steps,
             **numbers,
@@ -147,20 +171,38 @@ class Run:
             timings: seconds that each phase of the iteration took, by column.
         """
         assert self._row is not None
-        row, self._row = self._row, None
-        now = time.monotonic()
-        elapsed, self._clock = now - self._clock, now
-        self.seconds += elapsed
+        row, now = dict(self._row), time.monotonic()
+        elapsed = now - self._clock
+        self._count_seconds(now)
         row["seconds"] = round(self.seconds, 3)
         row["env_steps_per_second"] = round(row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
         row |= {name: round(seconds, 4) for name, seconds in timings.items()}
+        if self.hooks is not None:
+            self._call_hooks(self.hooks, row, parts)
+            self._count_seconds(time.monotonic())
+        self._row = None
         if self._logs is not None:
+            if gone := self._logs.columns_without(row):
+                self.message(f"{PROGRESS} has columns that are empty from here on: {', '.join(gone)}")
             self._logs.write(row)
             for finding in self._doctor.look(row) if self._doctor else ():
                 self.message(str(finding))
         # a long iteration may be abandoned by a stop request, so the work before it is always kept
-        if any_worker(is_main() and (self.checkpoint_due or elapsed >= _LONG_ITERATION_SECONDS)):
+        long = self._clock - now + elapsed >= _LONG_ITERATION_SECONDS
+        if any_worker(is_main() and (self.checkpoint_due or long)):
             self.save(parts)
+
+    def _call_hooks(self, hooks: Hooks, row: Row, parts: Mapping[str, Stateful]) -> None:
+        try:
+            hooks.after_iteration(row)
+        except Interrupted:
+            if hooks.repeatable:  # the iteration stays open, and a resumed run ends it
+                self.save(parts)
+            raise
+
+    def _count_seconds(self, now: float) -> None:
+        self.seconds += now - self._clock
+        self._clock = now
 
     def save(self, parts: Mapping[str, Stateful]) -> None:
         """Write a checkpoint; all workers call this at the same point, each with its own parts."""
@@ -168,13 +210,15 @@ class Run:
         state = state_of(parts)
         entries = worker_entries(parts, state)
         # tensors of other GPUs would be allocated on that of worker 0
-        workers = gather_to_main(on_cpu(entries) if world_size() > 1 else entries)
+        workers, path = gather_to_main(on_cpu(entries) if world_size() > 1 else entries), None
         if workers is not None:
             content = {"run": self.state_dict(), "seed": self.seed, "state": state, **circumstances(self.config)}
             if len(workers) > 1:  # else the state has everything
                 content["workers"] = workers
-            checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
+            path = checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
         wait_for_all()
+        if self.hooks is not None:
+            self.hooks.checkpoint(path)
 
     def state_dict(self) -> State:
         """Counters, recent episodes, and the row of an iteration that has not ended."""
@@ -187,6 +231,9 @@ class Run:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "row": None if self._row is None else dict(self._row),
+            "info": {key: list(numbers) for key, numbers in self._info.items()},
+            "stopped": self.stopped,
+            "callbacks": {} if self.hooks is None else self.hooks.state_dict(),
         }
 
     def _load_state_dict(self, state: State) -> None:
@@ -195,6 +242,10 @@ class Run:
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
         self._row = state["row"]
+        self.stopped = state.get("stopped")  # checkpoints of before have none
+        for key, numbers in state.get("info", {}).items():
+            if key in self._info:
+                self._info[key].extend(numbers)
 
     def write_config(self) -> None:
         """Write the configuration to config.yaml."""
@@ -211,7 +262,7 @@ class Run:
             self.message(text)
 
     def show_status(self, text: str) -> None:
-        """Show the current activity on the progress bar, between two rows."""
+        """Show the current activity, between two rows."""
         if self._logs is not None:
             self._logs.note(text)
 
@@ -313,7 +364,7 @@ def open_run(
     Args:
         folder: the run folder.
         env: replaces the environment of the configuration.
-        total_env_steps: replaces the configuration's.
+        total_env_steps: replaces the configuration's, and continues a run that a callback has ended.
         trust_code: import the code that the configuration names even if this user has not made the run.
         quiet: show no progress.
 
@@ -350,6 +401,8 @@ def open_run(
     if env_id is not None:  # a callable has an id of its own in every worker
         config = replace(config, env=replace(config.env, id=env_id))
     run = Run(folder, config, seed, quiet=quiet, state=content["run"])
+    if total_env_steps is not None:
+        run.stopped = None
     for sentence in sentences:
         run.message(sentence)
     return run, content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def record(
     seed: int = 0,
     fps: int = 15,
     max_steps: int = 3000,
+    progress: Callable[[int, int], object] | None = None,
 ) -> int:
     """Record episodes of a policy as a video.
 
@@ -46,6 +48,7 @@ def record(
         seed: seed of environment and actions.
         fps: frames per second.
         max_steps: maximum length of the video in environment steps.
+        progress: called with the numbers of ended episodes and of frames after every step.
 
     Returns:
         Number of frames.
@@ -78,14 +81,20 @@ def record(
             memory.reset(step.done)
             ended += int(step.done[0])
             frames.append(_frame(games, config.id))
+            if progress is not None:
+                progress(ended, len(frames))
     finally:
         games.close()
+    _write(video, frames, fps, imageio)
+    return len(frames)
+
+
+def _write(video: Path, frames: list[Any], fps: int, imageio: Any) -> None:
     video.parent.mkdir(parents=True, exist_ok=True)
     if video.suffix == ".gif":
         imageio.mimsave(video, frames, duration=1000 / fps, loop=0)
     else:
         imageio.mimsave(video, frames, fps=fps, macro_block_size=2)
-    return len(frames)
 
 
 def _frame(env: VectorEnv, env_id: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -70,12 +70,16 @@ class Sampled:
     """Sums of raw rewards of the episodes that ended."""
     episode_lengths: list[int] = field(default_factory=list)
     """Steps of the episodes that ended."""
+    episode_info: dict[str, list[float]] = field(default_factory=dict)
+    """For each key of env.info_keys its number at the end of these episodes, NaN where there was none."""
 
     def add(self, other: Sampled) -> None:
         """Add the counts of ``other``."""
         self.env_steps += other.env_steps
         self.episode_returns += other.episode_returns
         self.episode_lengths += other.episode_lengths
+        for key, numbers in other.episode_info.items():
+            self.episode_info.setdefault(key, []).extend(numbers)
 
 
 class EpisodeTracker:
@@ -86,32 +90,41 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs, dtype=np.float64)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
         self.first = np.ones(num_envs, dtype=bool)
+        self._games: list[Games | None] = []
+        self._info: list[Mapping[str, np.ndarray] | None] = []
         self._sampled = Sampled()
 
-    def add(self, reward: np.ndarray, done: np.ndarray, games: Games | None = None) -> np.ndarray:
-        """Count T steps of every environment.
+    def note(self, step: Steps) -> None:
+        """Take what else a step tells of games and episodes, before :meth:`add` counts it."""
+        self._games.append(step.games)
+        self._info.append(step.episode_info)
+
+    def add(self, reward: np.ndarray, done: np.ndarray) -> np.ndarray:
+        """Count T steps of every environment; those that were noted may have returns of games, and numbers from info.
 
         Args:
             reward: (N, T) raw rewards.
             done: (N, T) bool, an episode ended with the step.
-            games: (N, T) rewards and ends that returns are made of instead, the ``games`` of the steps.
 
         Returns:
             (N, T) bool, the step was the first of its episode.
         """
         first = np.concatenate([self.first[:, None], done[:, :-1]], axis=1)
         start = np.zeros(len(done), dtype=np.int64)
-        reward, ended = games or (reward, done)
+        reward, ended = _over_time(self._games) or (reward, done)
         for t, env in np.argwhere(ended.T):  # in the order of their ends
             steps = slice(start[env], t + 1)
             self._sampled.episode_returns.append(float(self.returns[env] + reward[env, steps].sum(dtype=np.float64)))
             self._sampled.episode_lengths.append(int(self.lengths[env] + t + 1 - start[env]))
             self.returns[env], self.lengths[env], start[env] = 0, 0, t + 1
+            for key, numbers in (self._info[t] or {}).items() if self._info else ():
+                self._sampled.episode_info.setdefault(key, []).append(float(numbers[env]))
         for env, begin in enumerate(start):
             self.returns[env] += reward[env, begin:].sum(dtype=np.float64)
         self.lengths += done.shape[1] - start
         self.first = done[:, -1].copy()
         self._sampled.env_steps += done.size
+        self._forget()
         return first
 
     def drain(self) -> Sampled:
@@ -124,6 +137,11 @@ class EpisodeTracker:
         self.returns[:] = 0
         self.lengths[:] = 0
         self.first = np.ones_like(self.first)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._games.clear()
+        self._info.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
         """State for a checkpoint."""
@@ -253,7 +271,7 @@ def collect(
     env, spec, observation = sampler.env, sampler.action_spec, sampler.take_observation(interrupts)
     reward = np.empty((env.num_envs, steps), dtype=np.float32)
     done, terminated = (np.empty(reward.shape, dtype=bool) for _ in range(2))
-    finals, games = list[tuple[np.ndarray, int, EnvObservation]](), list[Games | None]()
+    finals: list[tuple[np.ndarray, int, EnvObservation]] = []
     normalized = rollout_normalizer(agent.observation_normalizer, steps, env.num_envs)
     buffer = ObservationBuffer.allocate(observation, steps, device)
     agent, memory = remembering(agent, sampler.state, torch.from_numpy(sampler.episodes.first))
@@ -265,7 +283,7 @@ def collect(
             step = env.step(action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
-        games.append(step.games)
+        sampler.episodes.note(step)
         if memory:
             memory.ended(torch.from_numpy(step.done))
         if sampler.bootstrap_truncated and step.final_observation is not None:
@@ -283,7 +301,7 @@ def collect(
         reward=torch.from_numpy(reward).to(device),
         value=acted.value,
         next_value=_next_value(acted.value, agent.value(to_device(normalized(observation), device)), final_values),
-        first=torch.from_numpy(sampler.episodes.add(reward, done, _over_time(games))).to(device),
+        first=torch.from_numpy(sampler.episodes.add(reward, done)).to(device),
         done=torch.from_numpy(done).to(device),
         terminated=torch.from_numpy(terminated if sampler.bootstrap_truncated else done).to(device),
         version=version,

@@ -138,6 +138,12 @@ def interruptible() -> AbstractContextManager[None]:
     return Interrupts.active.interruptible()
 
 
+def check_interrupt() -> None:
+    """:meth:`Interrupts.check` of the object that handles this process's signals, in the main thread."""
+    if Interrupts.active is not None and threading.current_thread() is threading.main_thread():
+        Interrupts.active.check()
+
+
 def describe_exit(code: int) -> str:
     """Describe the exit code of a child process: "was killed by SIGKILL (is memory short?)"."""
     if code >= 0:

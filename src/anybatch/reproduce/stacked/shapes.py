@@ -45,7 +45,7 @@ _WITHOUT_EFFECT = (
 _ADDED = (
     *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
     *("policy.clip_schedule", "policy.entropy_schedule"),
-    *("env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
+    *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
