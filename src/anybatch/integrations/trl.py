@@ -137,7 +137,7 @@ class _GradientSteps(TrainerCallback):
         self.trainer.average.after_gradient_step()
 
 
-class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):  # type: ignore[misc]
+class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
     """TRL's GRPO trainer with decoupled objectives; the policy that limits the step is an EWMA of the weights."""
 
     def __init__(self, *args: Any, advantage_span: float | None = None, **kwargs: Any) -> None:
@@ -157,22 +157,25 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):  # type: ignore[misc]
         """
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)
-        if self.normalizer is not None and self.args.scale_rewards != "none":
+        settings: Any = self.args
+        if self.normalizer is not None and settings.scale_rewards != "none":
             raise ConfigError(
-                f"scale_rewards is {self.args.scale_rewards!r}, and advantage_span would scale once more; set "
+                f"scale_rewards is {settings.scale_rewards!r}, and advantage_span would scale once more; set "
                 'scale_rewards="none"'
             )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.model.training and self.normalizer is not None:
+        policy: Any = self.model
+        if policy.training and self.normalizer is not None:
             everywhere = self.accelerator.gather(output["advantages"]).double()
             self.normalizer.update(everywhere.mean(), everywhere.var(correction=0), everywhere.numel())
             output["advantages"] = self.normalizer(output["advantages"])
         return output
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
-        if not self.model.training:
+        policy: Any = self.model
+        if not policy.training:
             return super()._compute_loss(model, inputs)
         logp_proximal = self._proximal_logps(model, inputs)
         mask = inputs["completion_mask"]
@@ -221,7 +224,7 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):  # type: ignore[misc]
             self.normalizer.load_state_dict(state["advantages"])
 
 
-class DecoupledAsyncGRPOTrainer(_Decoupled, AsyncGRPOTrainer):  # type: ignore[misc]
+class DecoupledAsyncGRPOTrainer(_Decoupled, AsyncGRPOTrainer):
     """TRL's AsyncGRPO trainer with decoupled objectives; its own clips around the policy that sampled (figure 1(c)).
 
     Arguments are those of ``trl.experimental.async_grpo.AsyncGRPOTrainer``, and of :class:`DecoupledGRPOTrainer` but
