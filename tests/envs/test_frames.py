@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,15 @@ def test_the_state_has_the_stacks() -> None:
     for _ in range(4):
         one, two = (x.step(np.zeros(2, np.int64)).observation for x in (env, other))
         assert np.array_equal(one, two)  # type: ignore[arg-type]
+
+
+def test_returns_of_whole_games_pass_through() -> None:
+    env = made()
+    env.reset()
+    inner = env._env  # type: ignore[attr-defined]
+    step, games = inner.step, (np.array([1.0, 2.0], np.float32), np.array([True, False]))
+    inner.step = lambda action: replace(step(action), games=games)
+    assert env.step(np.zeros(2, np.int64)).games is games
 
 
 def test_what_is_refused() -> None:
