@@ -70,7 +70,7 @@ def test_results_support_the_claims() -> None:
     assert np.abs(by_task).max() <= 0.05 and abs(mean) <= 0.02
     large, small = (final_returns(SUITE, results, "all", c, tasks) for c in (1, SUITE.divisors[-1]))
     np.testing.assert_allclose(large.mean(0) - small.mean(0), by_task)
-    # the paper's tests of its four ablations, the linear rule, and stale data; (e) is not the paper's, and a null result
+    # the paper's tests of its four ablations, the linear rule, stale data; (e) is not the paper's, and a null result
     # here, and a two-sided test of final returns does not find (b)
     found = {claim.text: claim.holds for claim in claims_of(SUITE, RESULTS)}
     wanted = ("(a)", "(b)", "(c)", "(d)", "linear", "at a delay")
