@@ -13,8 +13,9 @@ from anybatch.reproduce.finals import batch_gap, final_returns
 from anybatch.reproduce.registry import FIGURES
 from anybatch.reproduce.results import ResultsFolder
 from anybatch.reproduce.run import read_tables
+from anybatch.reproduce.suites.ladder_tasks import ladder_quick
 from anybatch.reproduce.suites.laptop import laptop
-from anybatch.reproduce.suites.suite import group_seeds
+from anybatch.reproduce.suites.suite import cut, group_seeds
 
 FOLDER = Path(__file__).parents[2] / "results" / "laptop"
 RESULTS, SUITE = ResultsFolder(FOLDER), laptop()
@@ -86,3 +87,15 @@ def test_report_and_manifest_name_no_path() -> None:
     for path in (FOLDER / "manifest.json", FOLDER / "report.html", FOLDER / "README.md"):
         text = path.read_text()
         assert "/home/" not in text and "/root/" not in text and "/work/" not in text and "/tmp/" not in text
+
+
+def test_texts_of_the_ladder_follow_from_its_tables() -> None:
+    folder = ResultsFolder(FOLDER.parent / "ladder-quick")
+    tasks = tuple(dict.fromkeys(task for _, task, _ in read_tables(FIGURES["invariance"], folder).curves))
+    suite = cut(ladder_quick(), tasks)
+    for figure in FIGURES.values():
+        if figure.tasks(suite):
+            text = "\n\n".join(figure.summary(suite, read_tables(figure, folder))) + "\n"
+            assert text == folder.summary(figure.name).read_text(), figure.name
+    found = as_markdown(claims_of(suite, folder))
+    assert found == folder.summary("claims").read_text() and found in (folder.path / "README.md").read_text()

@@ -66,7 +66,8 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
         axis.axhspan(-TASK_MARGIN, TASK_MARGIN, color="0.9", zorder=0)
         axis.set_xscale("log")
         axis.set_xlabel("samples of a gradient step at the default batch / noise scale")
-        axis.legend(loc="lower left", ncols=3)
+        axis.xaxis.set_minor_formatter("")
+        axis.legend(loc="upper left")
     return [path]
 
 

@@ -127,13 +127,15 @@ def ladder_quick() -> Suite:
     """Batches down to 4 environments, ablations at the smallest one, on the tasks that are fast to simulate."""
     suite = cut(_suite(), tuple(name for name in TASKS if name not in _FULL_ONLY))
     seeds = {"default": 6, "noise-gap": 1}
-    return replace(suite, divisors=(1, 4, 16), ablation_divisors=(16,), seeds=seeds)
+    duration = "about 12 minutes, by the processor time of results/ladder-quick"
+    return replace(suite, divisors=(1, 4, 16), ablation_divisors=(16,), seeds=seeds, duration=duration)
 
 
 def ladder_full() -> Suite:
     """All batches down to 1 environment, ablations at every smaller one, on all tasks."""
     evaluations = Evaluations(points=20, episodes=8)
-    return replace(_suite(), evaluations=evaluations, seeds={"default": 16, "noise-gap": 2})
+    seeds = {"default": 16, "noise-gap": 2}
+    return replace(_suite(), evaluations=evaluations, seeds=seeds, duration="about 3 hours, an estimate")
 
 
 def ladder_smoke() -> Suite:
