@@ -1,7 +1,7 @@
 """MuJoCo: PPO beside published results, and PPO-EWMA at batches of 64 environments to 1.
 
     python benchmarks/mujoco_tasks.py run published        # five tasks, 5 seeds
-    python benchmarks/mujoco_tasks.py run tune             # step sizes of ppo-ewma-mujoco, 3 seeds
+    python benchmarks/mujoco_tasks.py run tune             # step sizes of ppo-ewma-mujoco, 4 seeds
     python benchmarks/mujoco_tasks.py run ladder           # 64, 16, 4, 1 environments, all rules and without each
     python benchmarks/mujoco_tasks.py draw                 # what is finished: results/mujoco/
 
