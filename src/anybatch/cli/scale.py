@@ -37,7 +37,7 @@ Show which hyperparameters change with the batch size, without training.
                        not the preset's; likewise --tuned-at.rollout-steps, ...
   --from-ppo           they are those of plain PPO: choose the EWMA that fits
   --format F           table, json, or yaml (anybatch train takes the YAML file)
-  --for FRAMEWORK      print arguments of sb3, cleanrl, rllib, trl, torchrl or rsl_rl
+  --for FRAMEWORK      arguments of sb3, cleanrl, rllib, torchrl, trl, rsl_rl
 
 all options: --help all; or --help SECTION, with SECTION one of
   tuned-at, scaling    batch of the hyperparameters; adjustments to the new one

@@ -164,7 +164,7 @@ def collect_tensors(
     """:func:`anybatch.sampling.rollout.collect` in environments of tensors.
 
     The value of an episode that a time limit cut is bootstrapped from its last observation where the environment gives
-    that, and else from V(s_t), as is usual with such simulators; a warning says so once.
+    that, and else from V(s_t), as is usual with such simulators; with one warning.
 
     Raises:
         EnvError: the environment broke its contract; numbers are checked when the rollout is complete.

@@ -5,7 +5,7 @@ products over stacked weights, one backward pass of the sum of their losses. Sha
 with R in front: (R, N, T) for a rollout, (R, B) for a minibatch, (R, P) for the parameters of a network.
 """
 
-from anybatch.reproduce.stacked.evaluation import Evaluations
+from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.stacked.launcher import launch
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key

@@ -7,34 +7,17 @@ different amounts. Here the policies of the moment play whole episodes at given 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
 from anybatch.envs.base import VectorEnv
-from anybatch.errors import ConfigError
 from anybatch.minibatches import RunGenerators
 from anybatch.models.agent import Agent
 from anybatch.observations import map_observation
+from anybatch.reproduce.evaluations import Evaluations
 
 _BLOCK = 64
 """Steps whose random numbers are drawn at once."""
-
-
-@dataclass(frozen=True)
-class Evaluations:
-    """Points of training at which policies are evaluated, and episodes for each."""
-
-    points: int
-    """Evaluations in equal intervals of environment steps, the last one at the end; one more precedes training."""
-    episodes: int
-    """Episodes of each evaluation."""
-
-    def __post_init__(self) -> None:
-        for name, number in (("points", self.points), ("episodes", self.episodes)):
-            if number < 1:
-                raise ConfigError(f"evaluations.{name} is {number}, but must be at least 1")
 
 
 class Evaluator:

@@ -17,7 +17,7 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, DivergenceError
-from anybatch.reproduce.stacked.evaluation import Evaluations
+from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked

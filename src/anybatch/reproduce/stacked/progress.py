@@ -13,7 +13,8 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.state import Stateful
 from anybatch.errors import DivergenceError
 from anybatch.policy_phase import Learner, finite_weights
-from anybatch.reproduce.stacked.evaluation import Evaluations, Evaluator, due
+from anybatch.reproduce.evaluations import Evaluations
+from anybatch.reproduce.stacked.evaluation import Evaluator, due
 from anybatch.reproduce.stacked.rollouts import Episodes
 from anybatch.sampling.rollout import Sampled
 

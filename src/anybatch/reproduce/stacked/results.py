@@ -14,8 +14,8 @@ import numpy as np
 from anybatch.config.io import from_dict, to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError
+from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.results import write_rows
-from anybatch.reproduce.stacked.evaluation import Evaluations
 from anybatch.reproduce.stacked.shapes import run_identity
 from anybatch.reproduce.stacked.stack import RunResult
 

@@ -24,7 +24,8 @@ from anybatch.optimizers import Optimizers
 from anybatch.phase_storage.layout import layout_of
 from anybatch.policy_phase import Learner
 from anybatch.proximal import ProximalPolicy
-from anybatch.reproduce.stacked.evaluation import Evaluations, Evaluator
+from anybatch.reproduce.evaluations import Evaluations
+from anybatch.reproduce.stacked.evaluation import Evaluator
 from anybatch.reproduce.stacked.networks import StackedAgent
 from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.reproduce.stacked.progress import Columns, StackedRun

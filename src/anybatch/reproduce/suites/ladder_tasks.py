@@ -13,7 +13,7 @@ from typing import Any
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import PAPER
-from anybatch.reproduce.stacked.evaluation import Evaluations
+from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.suites.suite import Suite, cut, shortened
 
 _SHARED: dict[str, Any] = {

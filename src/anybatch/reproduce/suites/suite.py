@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.reproduce.stacked.evaluation import Evaluations
+from anybatch.reproduce.evaluations import Evaluations
 
 if TYPE_CHECKING:
     from anybatch.reproduce.results import Results
