@@ -233,7 +233,7 @@ def test_a_new_batch(capsys: pytest.CaptureFixture[str]) -> None:
 def test_other_frameworks(framework: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(["ppo-ewma", "--divide-batch-by", "64", "--for", framework], capsys)
     assert "6.25e-05" in text
-    assert ("# advantage.span" in text) == (framework != "sb3")  # PPOEWMA has it
+    assert ("# advantage.span" in text) == (framework not in ("sb3", "rsl_rl"))  # PPOEWMA has it
     assert "# warning: 3 policy epochs" in text
 
 
@@ -243,7 +243,9 @@ def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[
     content = json.loads(printed([*arguments, "json"], capsys))
     name = "learning-rate" if framework == "cleanrl" else "lr" if framework == "rllib" else "learning_rate"
     assert content["arguments"][name] == 6.25e-05
-    assert any("advantage" in sentence for sentence in content["no_counterpart"]) == (framework != "sb3")
+    assert any("advantage" in sentence for sentence in content["no_counterpart"]) == (
+        framework not in ("sb3", "rsl_rl")
+    )
     assert "policy_epochs" in [finding["check"] for finding in content["findings"]]
     text = printed([*arguments, "yaml"], capsys)
     assert yaml.safe_load(text) == content["arguments"]

@@ -59,7 +59,10 @@ def test_a_short_name_means_a_field_only_if_no_other_field_ends_in_it(full: str)
     ("name", "words"),
     [
         ("n_epochs", "Stable-Baselines3 is optimizer.policy_epochs and optimizer.value_epochs"),
-        ("batch_size", "Stable-Baselines3, TorchRL is optimizer.minibatches = env.num_envs * rollout.steps / batch_size"),
+        (
+            "batch_size",
+            "Stable-Baselines3, TorchRL is optimizer.minibatches = env.num_envs * rollout.steps / batch_size",
+        ),
         ("ent_coef", "Stable-Baselines3, CleanRL is policy.entropy_coefficient"),
         ("clip_range", "Stable-Baselines3 is policy.clip"),
         ("lr", "RLlib, TorchRL is optimizer.step_size"),

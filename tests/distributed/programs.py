@@ -233,13 +233,15 @@ def _slice(batch: Batch, start: int, count: int) -> Batch:
     fields = {
         name: map_observation(lambda x: x[start : start + count], getattr(batch, name))
         for name in Batch.__dataclass_fields__
+        if getattr(batch, name) is not None
     }
     return Batch(**fields)
 
 
 def _joined(minibatches: tuple[Any, ...]) -> Any:
     kind = type(minibatches[0])
-    return kind(*(torch.cat([getattr(one, name) for one in minibatches]) for name in kind.__dataclass_fields__))
+    names = [name for name in kind.__dataclass_fields__ if getattr(minibatches[0], name) is not None]
+    return kind(**{name: torch.cat([getattr(one, name) for one in minibatches]) for name in names})
 
 
 def _join_pieces(store: Any, parts_of: list[int], starts: list[int]) -> None:

@@ -223,7 +223,7 @@ def test_the_bar_shows_what_goes_on_between_two_rows(monkeypatch, tmp_path):
 def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeypatch):
     for module in (None, types.ModuleType("wandb")):  # not installed; an empty folder of that name
         monkeypatch.setitem(sys.modules, "wandb", module)
-        with pytest.raises(AnybatchError, match=r"pip install 'anybatch\[wandb\]'"):
+        with pytest.raises(AnybatchError, match=r"pip install '\.\[wandb\]'"):
             logs.open_logs(tmp_path, LogConfig(wandb=True), 1024)
 
 

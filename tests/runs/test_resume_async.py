@@ -56,7 +56,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Let either thread fall behind now and then."""
     generator = np.random.default_rng(seed)
     pauses = [float(x) for x in generator.choice([0.0, 0.0, 0.02], 1000)]
-    collect, policy_phase = parts.collect, training.policy_phase
+    collect, policy_phase = parts.collect_any, training.policy_phase
 
     def late(function: Any) -> Any:
         def wrapped(*arguments: Any, **options: Any) -> Any:
@@ -65,7 +65,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
 
         return wrapped
 
-    monkeypatch.setattr(parts, "collect", late(collect))
+    monkeypatch.setattr(parts, "collect_any", late(collect))
     monkeypatch.setattr(training, "policy_phase", late(policy_phase))
 
 
@@ -204,7 +204,7 @@ def test_environments_that_cannot_be_saved_begin_anew(tmp_path: Path, capsys: py
     stopped(config, tmp_path / "run", 4)
     assert not resume(tmp_path / "run", quiet=True).interrupted
     said = capsys.readouterr().err
-    assert "start new episodes" in said and "up to 2 rollouts" in said
+    assert "start new episodes" in said and "(up to 2)" in said
     ages = [int(row["staleness_iterations"]) for row in rows(tmp_path / "run")]
     assert ages == [0, 1, 2, 2, 0, 1]
 
@@ -383,7 +383,7 @@ def test_a_delayed_run_that_is_stopped_while_its_buffer_fills_begins_again(
 ) -> None:
     config = walk({"kind": "delayed", "delay": 3}, iterations=8)
     train(config, tmp_path / "whole", quiet=True)
-    collect = parts.collect
+    collect = parts.collect_any
 
     def stop(*arguments: Any, interrupts: Interrupts, version: int, **options: Any) -> Any:
         counted.append(version)
@@ -394,7 +394,7 @@ def test_a_delayed_run_that_is_stopped_while_its_buffer_fills_begins_again(
 
     counted: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parts, "collect", stop)
+        patch.setattr(parts, "collect_any", stop)
         assert train(config, tmp_path / "run", quiet=True).interrupted
     assert counted == [0, 0, 0]
     assert final_state(tmp_path / "run")["run"]["iteration"] == 0

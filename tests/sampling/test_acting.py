@@ -245,7 +245,7 @@ def test_an_encoder_that_is_wrong_about_itself_ends_the_run(tmp_path: Path) -> N
     parts = build(config, 1, segments=tmp_path)
     with torch.no_grad():
         parts.learner.agent.policy.head.weight.mul_(100)  # type: ignore[operator, union-attr]
-    with pytest.raises(ConfigError, match=r"in_numpy of the encoder Wrong does not compute .* differ by [0-9.e+]+ of"):
+    with pytest.raises(ConfigError, match=r"in_numpy of the encoder Wrong differs from .* differ by [0-9.e+]+ of"):
         parts.source.next(0)
 
 

@@ -351,5 +351,5 @@ def test_a_cluster_keeps_its_own_count_and_a_lack_of_cpus_is_said(ray: Ray, caps
 
 def test_without_ray_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    with pytest.raises(AnybatchError, match=r"anybatch\[ray\]"):
+    with pytest.raises(AnybatchError, match=r"pip install \'\.\[ray\]\'"):
         build(config(2), 0)
