@@ -239,9 +239,10 @@ def _slice(batch: Batch, start: int, count: int) -> Batch:
 
 
 def _joined(minibatches: tuple[Any, ...]) -> Any:
-    kind = type(minibatches[0])
-    names = [name for name in kind.__dataclass_fields__ if getattr(minibatches[0], name) is not None]
-    return kind(**{name: torch.cat([getattr(one, name) for one in minibatches]) for name in names})
+    names = minibatches[0].__dataclass_fields__
+    columns = {name: [getattr(one, name) for one in minibatches] for name in names}
+    tensors = {name: torch.cat(column) for name, column in columns.items() if isinstance(column[0], Tensor)}
+    return replace(minibatches[0], **tensors)
 
 
 def _join_pieces(store: Any, parts_of: list[int], starts: list[int]) -> None:
