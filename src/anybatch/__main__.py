@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from anybatch.system.launcher import end_with_launcher
-from anybatch.system.start_up import exit_on_signals
+from anybatch.system.start_up import exit_on_signals, ignore_signals
 
 
 def main() -> int:
@@ -15,7 +15,10 @@ def main() -> int:
     end_with_launcher()
     from anybatch.cli.main import main as run
 
-    return run()
+    try:
+        return run()
+    finally:
+        ignore_signals()
 
 
 if __name__ == "__main__":

@@ -48,3 +48,17 @@ def test_the_start_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     count, multiprocessing = done.stdout.split()
     assert multiprocessing == "False" and int(count) < 120
+
+
+ENDING = """
+import atexit, os, signal, sys
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+from anybatch.__main__ import main
+sys.argv = ["anybatch", "--version"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_signal_after_the_command_leaves_its_exit_code() -> None:
+    assert subprocess.run([sys.executable, "-c", ENDING], capture_output=True).returncode == 0

@@ -1,4 +1,4 @@
-"""Signals while a program starts, before it has anything to lose."""
+"""Signals while a program starts, before it has anything to lose, and while it ends, when all is written."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def exit_on_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # of nohup, or a process in the background
             signal.signal(number, _exit)
+
+
+def ignore_signals() -> None:
+    """Ignore Ctrl-C and SIGTERM while the interpreter shuts down, so that the exit code is that of the command.
+
+    Python restores the default handlers there, and a signal would end a command that has done its work as if killed.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
