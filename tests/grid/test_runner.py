@@ -202,6 +202,14 @@ def test_runs_are_the_runs_of_train_and_done_ones_are_skipped(tmp_path: Path) ->
     assert len(index) == 3 and index[1].split(",")[1:5] == ["a", "1", "done", "32"]
 
 
+def test_a_run_that_reached_its_return_is_done(tmp_path: Path) -> None:
+    job = Job(small(4, eval={"every": 16, "episodes": 1, "stop_at": 1.0}), 1, "a")  # CartPole gives 1 a step
+    grids = [run_grid([job], tmp_path / "grid", restarts=0, quiet=True) for _ in range(2)]
+    assert [grid.exit_code for grid in grids] == [0, 0], grids[0].outcomes[0].error
+    assert [grid.outcomes[0].starts for grid in grids] == [1, 0]
+    assert last_row(grids[0].outcomes[0].folder)["env_steps"] == 16
+
+
 def test_train_or_resume_whatever_is_there(tmp_path: Path) -> None:
     config, out = small(4), tmp_path / "run"
     assert not finished(out, config)

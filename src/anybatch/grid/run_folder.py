@@ -70,6 +70,13 @@ def finished(folder: Path, config: TrainConfig) -> bool:
     return row.get("env_steps", 0) >= config.total_env_steps and _newest_checkpoint(folder) == row["iteration"]
 
 
+def ended(folder: Path, config: TrainConfig) -> bool:
+    """Whether a run is finished, or its evaluations have reached ``eval.stop_at``, with its last checkpoint written."""
+    row, goal = last_row(folder), config.eval.stop_at
+    reached = goal is not None and row.get("eval_return", math.nan) >= goal
+    return finished(folder, config) or (reached and _newest_checkpoint(folder) == row["iteration"])
+
+
 def last_row(folder: Path) -> dict[str, float]:
     """Last complete row of progress.csv, NaN where a field is empty; an empty dictionary if there is none.
 

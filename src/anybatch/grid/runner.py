@@ -26,7 +26,7 @@ from anybatch.errors import ConfigError
 from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
 from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
-from anybatch.grid.run_folder import finished, last_row
+from anybatch.grid.run_folder import ended, last_row
 from anybatch.runs.owned import refuse_links
 from anybatch.system.atomic_files import write_text
 from anybatch.system.processes import ChildProcess
@@ -119,7 +119,7 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
             except OSError as error:
                 reason = f"which cannot be written: {error.strerror}"
                 raise ConfigError(f"the grid's folder is {str(folder)!r}, {reason}") from error
-        if finished(outcome.folder, job.config):
+        if ended(outcome.folder, job.config):
             outcome.status = "done"
     _write_index(outcomes, Path(folder))
     return outcomes
@@ -163,7 +163,7 @@ def _run_jobs(
 
 def _record_end(outcome: Outcome, code: int, *, may_restart: bool, stopping: bool) -> None:
     """Set status and error after a run has ended with an exit code."""
-    if code == 0 and finished(outcome.folder, outcome.job.config):
+    if code == 0 and ended(outcome.folder, outcome.job.config):
         outcome.status, outcome.error = "done", ""
     elif stopping:
         outcome.status = "interrupted"
