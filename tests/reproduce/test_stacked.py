@@ -186,6 +186,8 @@ def test_rows_are_thinned_evenly_and_end_with_the_last() -> None:
     [
         ({"optimizer.kind": "sgd"}, "optimizer.kind is sgd"),
         ({"model.architecture": "shared", "value_epochs": 2}, "architecture is shared"),
+        ({"eval.every": 32}, "eval.every is 32"),
+        ({"env.info_keys": ("elapsed_step",)}, "env.info_keys is "),
     ],
 )
 def test_what_cannot_be_stacked_is_refused(changes: dict[str, Any], words: str) -> None:

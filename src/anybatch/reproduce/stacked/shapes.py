@@ -72,6 +72,10 @@ def _check_stackable(config: TrainConfig) -> None:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
     if config.model.recurrent != "none":
         raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
+    if config.eval.every is not None:
+        raise not_stackable(f"eval.every is {config.eval.every}, but stacked runs take evaluations instead")
+    if config.env.info_keys:
+        raise not_stackable(f"env.info_keys is {config.env.info_keys}, but stacked runs do not read info")
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
         raise not_stackable(
             "model.architecture is shared with different policy and value epochs, whose two optimisers would share "
