@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anybatch.config.masks import ActionMask
 from anybatch.config.schema import EnvConfig
-from anybatch.envs.factory import make
+from anybatch.envs.factory import make, native_spaces
 from anybatch.envs.registry import environment_id
 from anybatch.envs.tensor import TensorVectorEnv
 from anybatch.errors import ConfigError, EnvError
@@ -95,6 +95,18 @@ def test_arrays_for_evaluation() -> None:
     assert steps[0].final_observation is None and steps[1].done.tolist() == [True, False, False]
 
 
+def test_rows_of_episodes_that_were_not_truncated_have_no_last_observation() -> None:
+    games, env = made()
+    games.reset()
+    results = [torch.zeros(3, 1), torch.zeros(3), torch.zeros(3), torch.tensor([0, 1, 0])]
+    last = torch.tensor([[torch.nan], [3.0], [torch.inf]])
+    env.step = lambda action: (*results, {"final_obs": last})  # type: ignore[method-assign]
+    assert games.step(np.zeros(3, np.int64)).final_observation.tolist() == [[3.0]]  # type: ignore[union-attr]
+    last[1] = torch.nan
+    with pytest.raises(EnvError, match=r"environment 1 of .* is not finite"):
+        games.step(np.zeros(3, np.int64))
+
+
 class Entries(Counting):
     def observe(self) -> Any:
         mask = torch.nn.functional.one_hot(self.time % 3, 3)
@@ -168,6 +180,9 @@ def test_an_object_has_its_number_and_is_not_closed() -> None:
     make(EnvConfig(id=environment_id(env)), 3, 0).close()
     with pytest.raises(ConfigError, match=r"is an environment of 3: set env.num_envs 3"):
         make(EnvConfig(id=environment_id(env)), 2, 0)
+    assert native_spaces(EnvConfig(id=environment_id(env))) == (env.observation_space, env.action_space)
+    with pytest.raises(ConfigError, match="gives tensors, and their info is not read"):
+        make(EnvConfig(id=environment_id(env), info_keys=("x",)), 3, 0)
     with pytest.raises(ConfigError, match="gives tensors, whose steps return before they are done"):
         make(EnvConfig(id=environment_id(env), step_timeout=1.0), 3, 0)
     with pytest.raises(EnvError, match="takes a single seed"):

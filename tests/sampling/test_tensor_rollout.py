@@ -199,3 +199,18 @@ def test_an_infinite_observation_is_named(normalize: bool) -> None:
     sentence = "Observations of 5 environments of .* are not" if normalize else "of environment 2 of .* is not finite"
     with pytest.raises(EnvError, match=sentence):
         rollouts(TensorSampler, env, agent)
+
+
+class Lost(Walk):
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        *results, truncated, info = super().step(action)
+        info["final_obs"][:, 1] = torch.where(truncated & (torch.arange(N) != 0), torch.inf, 0)
+        return *results, truncated, info
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_an_infinite_last_observation_is_named(normalize: bool) -> None:
+    env = make(EnvConfig(id=environment_id(lambda num_envs: Lost(num_envs))), N, 0)
+    assert isinstance(env, TensorVectorEnv)
+    with pytest.raises(EnvError, match=r"last observation of an episode of environment 2 of .* is not finite"):
+        rollouts(TensorSampler, env, agent_of(env, normalize))

@@ -19,7 +19,14 @@ from anybatch.envs.base import EpisodeInfo, VectorEnv, derive_seeds
 from anybatch.envs.contract import CheckedEnv, user_code
 from anybatch.envs.gymnasium import GymnasiumLoop
 from anybatch.envs.gymnasium_vector import GymnasiumVector
-from anybatch.envs.registry import FORMS, GivenEnvironment, check_not_standard, find_environment, is_tensor_env
+from anybatch.envs.registry import (
+    FORMS,
+    GivenEnvironment,
+    check_not_standard,
+    find_environment,
+    given_environments,
+    is_tensor_env,
+)
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError, user_code_error
 from anybatch.system.signals import ignoring_sigint
@@ -50,7 +57,9 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
     if config.info_keys:
         if not hasattr(env, "episode_info"):
             env.close()
-            raise ConfigError(f"env.info_keys is {config.info_keys}, but environments like {config.id} have no info.")
+            raise ConfigError(
+                f"env.info_keys is {config.info_keys}, but {config.id} gives tensors, and their info is not read."
+            )
         env.episode_info = EpisodeInfo(config.info_keys, num_envs, config.id)
     if config.frame_stack > 1:
         env = _stacking(env, config)
@@ -99,7 +108,7 @@ def _make(config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv
 
 def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """(observation space, action space) of a single environment, as `make` would return them."""
-    env = make(config, 1, 0)
+    env = make(config, given_environments(config.id) or 1, 0)
     try:
         return env.observation_space, env.action_space
     finally:
@@ -108,7 +117,7 @@ def spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any
 
 def native_spaces(config: EnvConfig) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """(observation space, action space) of a single environment, as it is without conversion."""
-    env = make(config, 1, 0)
+    env = make(config, given_environments(config.id) or 1, 0)
     try:
         return env.native_spaces
     finally:

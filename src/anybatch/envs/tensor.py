@@ -19,7 +19,7 @@ from anybatch.envs.base import Observation as ArrayObservation
 from anybatch.envs.base import Steps
 from anybatch.envs.contract import user_code
 from anybatch.envs.masks import mask_entry
-from anybatch.envs.spaces import Actions, Observations, UnfitError, check_reward, picture, take
+from anybatch.envs.spaces import Actions, Observations, UnfitError, check_reward, picture
 from anybatch.errors import EnvError
 from anybatch.observations import Observation, map_observation
 
@@ -215,7 +215,14 @@ class TensorVectorEnv:
             final_observation=None if final is None else self._observations.tensors(final, self.num_envs),
         )
 
-    def check(self, observation: Observation, params: Tensor, reward: Tensor, moments: Tensor | None = None) -> None:
+    def check(
+        self,
+        observation: Observation,
+        params: Tensor,
+        reward: Tensor,
+        moments: Tensor | None = None,
+        wrong_last: Tensor | None = None,
+    ) -> None:
         """Check a rollout's numbers, in one wait for the device, and name the first wrong one.
 
         Args:
@@ -223,12 +230,14 @@ class TensorVectorEnv:
             params: (N, T, P) of the policy; nothing is raised if they were wrong first.
             reward: (N, T).
             moments: (N, ...) of the raw observations, where ``observation`` is normalised: clipping hides infinity.
+            wrong_last: (N, T) bool, the step ended an episode whose last observation is needed and not finite.
 
         Raises:
             EnvError: one is not finite, or a mask allows nothing.
         """
         entries = self._observations.wrong(observation)
-        everything = (*entries, ~torch.isfinite(params), ~torch.isfinite(reward))
+        last = torch.zeros_like(reward, dtype=torch.bool) if wrong_last is None else wrong_last
+        everything = (*entries, ~torch.isfinite(params), ~torch.isfinite(reward), last)
         wrong = [x.reshape(*x.shape[:2], -1).any(2) for x in everything]
         raw = torch.isfinite(moments).flatten(1).all(1) if moments is not None else torch.ones_like(reward[:, 0]).bool()
         if not bool(torch.stack(wrong).any() | ~raw.all()):
@@ -238,6 +247,8 @@ class TensorVectorEnv:
         t, kind = min((int(x.any(0).nonzero()[0]), kind) for kind, x in enumerate(wrong) if bool(x.any()))
         env = int(wrong[kind][:, t].nonzero()[0])
         if kind == len(wrong) - 1:
+            raise EnvError(f"The last observation of an episode of environment {env} of {self.env_id} is not finite.")
+        if kind == len(wrong) - 2:
             raise EnvError(f"The reward of environment {env} of {self.env_id} is {float(reward[env, t])}.")
         if kind < len(entries):
             self._blame(raw)
@@ -270,7 +281,8 @@ class TensorVectorEnv:
         index = np.flatnonzero(truncated & ~terminated)
         final = None
         if len(index) and steps.final_observation is not None:
-            final = take(self._arrays(steps.final_observation), index)
+            rows = torch.from_numpy(index).to(self.device)
+            final = self._arrays(map_observation(lambda x: x[rows], steps.final_observation), index)
         self._last = observation
         return Steps(observation, reward, terminated, truncated, index, final)
 
@@ -304,9 +316,9 @@ class TensorVectorEnv:
             with user_code(f"close of {self.env_id}"):
                 self._env.close()
 
-    def _arrays(self, observation: Observation) -> ArrayObservation:
+    def _arrays(self, observation: Observation, env_index: np.ndarray | None = None) -> ArrayObservation:
         arrays = map_observation(lambda x: x.detach().cpu().numpy().copy(), observation)
-        self._observations.check_finite(arrays)
+        self._observations.check_finite(arrays, env_index)
         return arrays
 
     def _check_vector(self, name: str, x: Any) -> None:

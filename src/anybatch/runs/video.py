@@ -13,6 +13,7 @@ from gymnasium.error import DependencyNotInstalled
 from anybatch.config.validation import check_integer
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
+from anybatch.envs.registry import given_environments
 from anybatch.errors import AnybatchError, ConfigError, EnvError, install_command
 from anybatch.runs.evaluation import (
     EnvChoice,
@@ -68,7 +69,8 @@ def record(
     except ImportError as error:
         raise AnybatchError(f"videos need imageio: {install_command('video')}") from error
     config = choose_env(policy, env)
-    games = make(replace(config, num_envs=1), 1, seed, rendering=True)
+    count = given_environments(config.id) or 1  # of an object that was passed, the others play unseen
+    games = make(replace(config, num_envs=count), count, seed, rendering=True)
     try:
         check_spaces(policy, games, config.id)
         generator, memory = action_generator(policy, seed), policy.memory()

@@ -156,6 +156,18 @@ class _Record:
             self.has_final[t] = True
             self.finals.put(t, final)
 
+    def cut(self) -> tuple[Tensor, Tensor]:
+        """Bool (N, T), a time limit ended the episode; and (T,), the environment gave last observations."""
+        cut = self.truncated.tensor() & ~self.terminated.tensor()
+        return cut, torch.tensor(self.has_final, device=cut.device)
+
+    def wrong_last(self) -> Tensor | None:
+        """Bool (N, T), the last observation of an episode that a time limit ended is not finite; None without any."""
+        numbers = leaves(self.finals.filled()) if any(self.has_final) else []
+        wrong = [~torch.isfinite(x).reshape(*x.shape[:2], -1).all(2) for x in numbers if x.is_floating_point()]
+        cut, known = self.cut()
+        return torch.stack(wrong).any(0) & cut & known if wrong else None
+
 
 @torch.no_grad()
 def collect_tensors(
@@ -201,7 +213,7 @@ def collect_tensors(
     reward, ended, moments = record.reward.tensor(), record.terminated.tensor(), normalized.moments()
     done, seen = record.truncated.tensor() | ended, record.seen.filled()
     logp = spec.distribution(params).log_prob(action)
-    env.check(seen, params, reward, moments)
+    env.check(seen, params, reward, moments, record.wrong_last())
     check_finite(value, logp)
     return Rollout(
         observation=seen,
@@ -247,9 +259,8 @@ def _next_value(
     next_value = torch.cat([value[:, 1:], last.unsqueeze(1)], dim=1)
     if not sampler.bootstrap_truncated:
         return next_value
-    cut = record.truncated.tensor() & ~record.terminated.tensor()
+    cut, known = record.cut()
     next_value = torch.where(cut, value, next_value)
-    known = torch.tensor(record.has_final, device=cut.device)
     if any(record.has_final):
         whole = record.finals.filled()
         for index in (cut & known).nonzero().split(len(value)):  # as many as act in a step, which bounds memory
