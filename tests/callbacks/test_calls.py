@@ -176,8 +176,10 @@ def test_a_stop_ends_the_run_in_order(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_stop_before_the_first_iteration(tmp_path: Path) -> None:
     class Never(Callback):
         def start(self, run: RunContext) -> None:
+            assert not run.finished
             run.stop("first reason")
             run.stop("second reason")
+            assert run.finished
 
     result = train(small(), tmp_path / "run", 0, [Never()], quiet=True)
     assert (result.stopped, result.env_steps) == ("first reason", 0)

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from anybatch.config.masks import ActionMask
 from anybatch.config.schema import EnvConfig
-from anybatch.envs.factory import make, native_spaces
+from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
 from anybatch.envs.tensor import TensorVectorEnv
 from anybatch.errors import ConfigError, EnvError
+from anybatch.presets import ppo
+from anybatch.runs.evaluation import evaluate, initial_policy
 
 
 class Counting:
@@ -180,13 +182,18 @@ def test_an_object_has_its_number_and_is_not_closed() -> None:
     make(EnvConfig(id=environment_id(env)), 3, 0).close()
     with pytest.raises(ConfigError, match=r"is an environment of 3: set env.num_envs 3"):
         make(EnvConfig(id=environment_id(env)), 2, 0)
-    assert native_spaces(EnvConfig(id=environment_id(env))) == (env.observation_space, env.action_space)
     with pytest.raises(ConfigError, match="gives tensors, and their info is not read"):
         make(EnvConfig(id=environment_id(env), info_keys=("x",)), 3, 0)
     with pytest.raises(ConfigError, match="gives tensors, whose steps return before they are done"):
         make(EnvConfig(id=environment_id(env), step_timeout=1.0), 3, 0)
     with pytest.raises(EnvError, match="takes a single seed"):
         make(EnvConfig(id=environment_id(lambda num_envs: Counting(num_envs))), 4, [1, 2])
+
+
+def test_an_object_of_fewer_instances_plays_every_episode() -> None:
+    policy = initial_policy(ppo(Counting(3), num_envs=3, device="cpu"))
+    # two rounds: instance i plays episodes of i + 2 steps, and the first two play one more
+    assert sorted(evaluate(policy, None, 5, num_envs=5).lengths) == [2, 2, 3, 3, 4]
 
 
 def test_a_gymnasium_vector_with_a_device_gives_tensors() -> None:

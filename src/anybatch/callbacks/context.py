@@ -59,7 +59,7 @@ class RunContext:
     @property
     def finished(self) -> bool:
         """Whether the environment steps of the configuration are done, or a callback has asked to stop."""
-        return self._run.finished
+        return self.stop_reason is not None or self._run.finished
 
     @property
     def device(self) -> torch.device:

@@ -272,6 +272,7 @@ def evaluate(
         num_envs = min(config.num_envs, _MAX_ENVS)
     playing = min(episodes, check_integer("num_envs", num_envs, at_least=1))
     count = given_environments(config.id) or playing  # of an object that was passed, the others play for nothing
+    playing = min(playing, count)
     games = make(replace(config, num_envs=count), count, seed)
     try:
         check_spaces(policy, games, config.id)
