@@ -75,8 +75,7 @@ def record(
         check_spaces(policy, games, config.id)
         generator, memory = action_generator(policy, seed), policy.memory()
         observation = games.reset()
-        frames: list[Any] = [_frame(games, config.id)]
-        ended = 0
+        frames, ended = [_frame(games, config.id)], 0
         while ended < episodes and len(frames) <= max_steps:
             step = games.step(choose_actions(policy, observation, generator, memory=memory))
             observation = step.observation
