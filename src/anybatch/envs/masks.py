@@ -137,11 +137,11 @@ class InfoMask:
 def warn_about_unused_mask(
     setting: str, entry: MaskEntry | None, info: Mapping[str, Any], action_space: gymnasium.Space[Any], env_id: str
 ) -> None:
-    """Warn if ``info`` has a mask that ``auto`` leaves aside, since spaces do not tell of it."""
+    """Warn if ``info`` has a mask that ``auto`` ignores, since the spaces do not show it."""
     if setting == "auto" and entry is None and MASK_KEY in info and _sizes(action_space) is not None:
         warnings.warn(
             f"{env_id} gives {MASK_KEY!r} in info, which is not used: set env.action_mask info to train with it, or "
-            "none to leave it aside",
+            "none to train without it",
             stacklevel=2,
         )
 

@@ -181,7 +181,7 @@ class PPOEWMA(PPO):
         return params, actor.get_output_log_prob(batch.actions)
 
     def _value_loss(self, batch: RolloutStorage.Batch, seen: dict[str, list[Tensor]]) -> Tensor:
-        """Mean squared error of the values, clipped around those of the rollout if rsl_rl is told so."""
+        """Mean squared error of the values, clipped around those of the rollout with ``use_clipped_value_loss``."""
         values = self.critic(batch.observations, masks=batch.masks, hidden_state=batch.hidden_states[1])
         errors = (values - batch.returns).square()
         if self.use_clipped_value_loss:

@@ -436,7 +436,7 @@ def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> lis
         if schedule != CONSTANT:
             sentences.append(
                 f"{name} is {schedule}: with total_env_steps {after.total_env_steps:,} instead of "
-                f"{before.total_env_steps:,} the {column.replace('_', ' ')} goes on at {new[column]:.3g} instead of "
+                f"{before.total_env_steps:,} the {column.replace('_', ' ')} continues at {new[column]:.3g} instead of "
                 f"{old[column]:.3g}, and has factor {factor(schedule, 1.0):g} at the new end; progress.csv has it in "
                 f"the column {column}"
             )
