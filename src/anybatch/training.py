@@ -308,14 +308,14 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
         _prepare_auxiliary_phase(run, components)
         try:
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
+            lost += hooks.load_state_dict(content["run"].get("callbacks", {}))
         except AnybatchError:
             raise
         except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"the checkpoints of {str(run.folder)!r} do not fit its config.yaml: was it edited?"
             ) from error
-        forgotten = hooks.load_state_dict(content["run"].get("callbacks", {}))
-        for sentence in lost + forgotten if run.iteration else ():  # at the very beginning nothing can be lost
+        for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
         if changed:
             run.write_config()  # only now, when the checkpoint is known to fit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,11 +125,21 @@ def test_a_checkpoint_of_something_else(content: Any, run: Path, capsys: pytest.
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_counters_of_another_kind(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rewrite(run, lambda content: content["run"].update(env_steps="many", returns=3))
-    assert main(["resume", str(run), "--total-env-steps", "24"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert load_policy(run)  # the networks are fine
+@pytest.mark.parametrize("value", [None, -1, "x", math.nan, [], {}])
+def test_every_entry_of_another_kind(value: Any, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = checkpoint.checkpoints(run / "checkpoints")[-1:]
+    whole = path.read_bytes()
+    config = (run / "config.yaml").read_bytes()
+    for name in checkpoint.load(path)["run"]:
+        rewrite(run, lambda content, name=name: content["run"].update({name: value}))  # type: ignore[misc]
+        code = main(["resume", str(run), "--total-env-steps", "24", "--quiet"])
+        errors = capsys.readouterr().err
+        assert (code, errors.count("\n")) == (2, 1) or code == 0, (name, errors)
+        assert load_policy(run)  # the networks are fine
+        for other in checkpoint.checkpoints(run / "checkpoints"):
+            other.unlink()
+        path.write_bytes(whole)
+        (run / "config.yaml").write_bytes(config)
 
 
 def test_a_run_without_a_checkpoint_says_how_to_start_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

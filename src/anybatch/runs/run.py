@@ -49,6 +49,7 @@ _COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("iteration", "env_steps", "gradient_steps", "episodes"), int),
     **{"seconds": int | float, "returns": list, "lengths": list, "row": dict | None},
 }
+_LATER: dict[str, Any] = {"info": dict, "stopped": str | None, "callbacks": dict}  # checkpoints of before have none
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -417,12 +418,25 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
         )
     content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
     run = content.get("run") if isinstance(content, dict) else None
-    complete = isinstance(run, dict) and all(isinstance(run.get(name), kind) for name, kind in _COUNTERS.items())
-    if not complete or not {"seed", "state"} <= content.keys():
+    if not _is_state_of_run(run) or not {"seed", "state"} <= content.keys():
         raise CheckpointError(
             f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing or of another type"
         )
     return content, passed_over
+
+
+def _is_state_of_run(state: Any) -> bool:
+    """Whether a checkpoint's entry has the form of :meth:`Run.state_dict`."""
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), kind) for name, kind in _COUNTERS.items()):
+        return False
+    if not all(isinstance(state[name], kind) for name, kind in _LATER.items() if name in state):
+        return False
+    row, lists = state["row"], [state["returns"], state["lengths"], *state.get("info", {}).values()]
+    return (
+        all(state[name] >= 0 for name, kind in _COUNTERS.items() if kind is int)
+        and all(isinstance(x, list) and all(isinstance(number, int | float) for number in x) for x in lists)
+        and (row is None or {"iteration", "env_steps_per_second"} <= row.keys())
+    )
 
 
 def _new_horizon(before: TrainConfig, after: TrainConfig, env_steps: int) -> list[str]:
