@@ -36,11 +36,12 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.random_state import callers_random_state
 from anybatch.distributed.state import State, Stateful
-from anybatch.errors import AnybatchError, CheckpointError, DivergenceError, UserCodeError
+from anybatch.errors import DivergenceError, UserCodeError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
+from anybatch.runs.checkpoint import must_fit
 from anybatch.runs.files import SEGMENTS
 from anybatch.runs.initial import start_from
 from anybatch.runs.owned import owned
@@ -306,15 +307,9 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
     with _closing(components):
         hooks = _hooks(run, components, callbacks, resumed=True)
         _prepare_auxiliary_phase(run, components)
-        try:
+        with must_fit(run.folder):
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
             lost += hooks.load_state_dict(content["run"].get("callbacks", {}))
-        except AnybatchError:
-            raise
-        except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(
-                f"the checkpoints of {str(run.folder)!r} do not fit its config.yaml: was it edited?"
-            ) from error
         for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
         if changed:

@@ -21,6 +21,7 @@ from anybatch.runs.initial import start_from
 from anybatch.runs.run import read_config
 from anybatch.scaling import rescale
 from anybatch.training import resume, train
+from small_runs import tiny_ppo
 
 
 def small(preset: Callable[..., TrainConfig] = ppo_ewma, **changes: Any) -> TrainConfig:
@@ -171,3 +172,26 @@ def test_on_the_command_line_its_configuration_is_the_reference(
     again = ["train", str(source / "config.yaml"), "--init-from", str(source), "--scaling.off", *flags[:-1]]
     assert main([*again, str(tmp_path / "again")]) == 0
     assert read_config(tmp_path / "again")[0].policy.center_of_mass == 8
+
+
+@pytest.mark.parametrize("content", [[1, 2], 7, {"run": {}, "seed": 0, "state": {}}])
+def test_a_checkpoint_of_something_else_is_one_sentence(content: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_ppo(), run, quiet=True)
+    rewritten(run, lambda _: content)
+    with pytest.raises(CheckpointError, match="is not one of a run"):
+        train(tiny_ppo(), tmp_path / "next", init_from=run, quiet=True)
+
+
+@pytest.mark.parametrize("part", ["agent", "optimizers", "reward_normalizer"])
+def test_a_part_of_another_kind_is_one_sentence(part: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(tiny_ppo(), run, quiet=True)
+    rewritten(run, lambda content: {**content, "state": {**content["state"], part: "x"}})
+    with pytest.raises(CheckpointError, match=r"do not fit its config\.yaml"):
+        train(tiny_ppo(), tmp_path / "next", init_from=run, quiet=True)
+
+
+def rewritten(run: Path, change: Callable[[Any], Any]) -> None:
+    path = checkpoint.checkpoints(run / "checkpoints")[-1]
+    checkpoint.write(path, change(checkpoint.load(path)))

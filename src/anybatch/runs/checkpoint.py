@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from anybatch.errors import CheckpointError
+from anybatch.errors import AnybatchError, CheckpointError
 from anybatch.system.atomic_files import write_bytes
 
 _MAGIC = b"anybatch checkpoint 1\n"
@@ -103,3 +105,16 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("iteration-*.ckpt"))
     return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+
+@contextlib.contextmanager
+def must_fit(run_dir: Path | str) -> Iterator[None]:
+    """Raise CheckpointError where the content of a run's checkpoint does not fit the objects that take it over."""
+    try:
+        yield
+    except AnybatchError:
+        raise
+    except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+        ) from error

@@ -22,7 +22,7 @@ from anybatch.envs.factory import make, native_spaces
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.registry import environment_id, given_environments, is_known
 from anybatch.envs.spaces import Actions, Observations
-from anybatch.errors import AnybatchError, CheckpointError, ConfigError, DivergenceError
+from anybatch.errors import CheckpointError, ConfigError, DivergenceError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
@@ -177,18 +177,12 @@ def load_policy(
     if env is not None:
         config = replace(config, env=replace(config.env, id=environment_id(env)))
     content = _best(folder) if best else checkpoint.load_newest(folder / CHECKPOINTS)[0]
-    try:
+    with checkpoint.must_fit(run_dir):
         state = content["state"]
         # checkpoints of before have no spaces
         saved = restore_spaces(state["spaces"]) if "spaces" in state else native_spaces(config.env)
         policy = _build_policy(config, saved, device=device, precision=precision)
         policy.agent.load_state_dict(state["agent"])
-    except AnybatchError:
-        raise
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
-        ) from error
     for name, parameter in policy.agent.named_parameters():
         if not torch.isfinite(parameter).all():
             raise CheckpointError(

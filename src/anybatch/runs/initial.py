@@ -26,8 +26,7 @@ from anybatch.models.agent import Agent
 from anybatch.proximal import EwmaProximal, ProximalPolicy
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components
-from anybatch.runs.files import CHECKPOINTS
-from anybatch.runs.run import read_config
+from anybatch.runs.run import content_of_run, read_config
 from anybatch.runs.saved_spaces import difference, restore_spaces
 
 
@@ -45,6 +44,11 @@ def start_from(folder: Path, components: Components) -> list[str]:
         CheckpointError: it is not a run folder, has no intact checkpoint, or is of other spaces or networks.
     """
     source, content = on_main(lambda: _read(folder))
+    with checkpoint.must_fit(folder):
+        return _take_over(folder, source, content, components)
+
+
+def _take_over(folder: Path, source: TrainConfig, content: State, components: Components) -> list[str]:
     state, config, learner = content["state"], components.learner.config, components.learner
     _check_spaces(state, components, folder)
     _load_networks(state["agent"], learner.agent, folder)
@@ -74,9 +78,7 @@ def start_from(folder: Path, components: Components) -> list[str]:
 
 def _read(folder: Path) -> tuple[TrainConfig, dict[str, Any]]:
     config, _ = read_config(folder)
-    content, _ = checkpoint.load_newest(folder / CHECKPOINTS)
-    if not {"run", "state"} <= content.keys() or not {"agent", "optimizers"} <= content["state"].keys():
-        raise CheckpointError(f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing")
+    content, _ = content_of_run(folder)
     return config, content
 
 

@@ -416,6 +416,15 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
             f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
             f"again: anybatch train {folder / CONFIG} --out {folder} --seed {seed}"
         )
+    return content_of_run(folder)
+
+
+def content_of_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Content of the newest intact checkpoint of a run folder, and a sentence for each file that was passed over.
+
+    Raises:
+        CheckpointError: there is none, or its content is not that of a run.
+    """
     content, passed_over = checkpoint.load_newest(folder / CHECKPOINTS)
     run = content.get("run") if isinstance(content, dict) else None
     if not _is_state_of_run(run) or not {"seed", "state"} <= content.keys():
