@@ -11,23 +11,14 @@ from pathlib import Path
 import pytest
 
 from anybatch.config.io import override
-from anybatch.presets import ppo
 from anybatch.runs.checkpoint import load_newest
 from anybatch.runs.loggers import Logs
 from anybatch.training import train
+from small_runs import tiny_ppo
 
 
 def test_a_stop_inside_a_hundred_thousand_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ppo(
-        "gym:CartPole-v1",
-        num_envs=2,
-        steps=8,
-        minibatches=1,
-        total_env_steps=16,
-        tensorboard=False,
-        device="cpu",
-        model={"encoder": "mlp", "options": {"width": 4, "depth": 1}},
-    )
+    config = override(tiny_ppo(), {"steps": 8, "minibatches": 1})
     notes: list[str] = []
     began: list[float] = []
 

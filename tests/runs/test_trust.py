@@ -18,10 +18,11 @@ from anybatch.envs.registry import find_environment
 from anybatch.errors import ConfigError
 from anybatch.grid.grid_file import read_grid
 from anybatch.grid.job import Job, Outcome
-from anybatch.presets import PRESETS, ppo
+from anybatch.presets import PRESETS
 from anybatch.runs.evaluation import evaluate, load_policy
 from anybatch.runs.trust import code_named, require_trust, signature
 from anybatch.training import resume, train
+from small_runs import tiny_ppo
 
 MINE = """
 import gymnasium
@@ -47,16 +48,8 @@ class Encoder(torch.nn.Module):
 
 def small(env: str = "gym:CartPole-v1", encoder: str = "mlp") -> TrainConfig:
     options = {"width": 4, "depth": 1} if encoder == "mlp" else {}
-    return ppo(
-        env,
-        num_envs=2,
-        steps=4,
-        minibatches=2,
-        total_env_steps=8,
-        tensorboard=False,
-        device="cpu",
-        model={"encoder": encoder, "options": options},
-    )
+    changes = {"env.id": env, "total_env_steps": 8, "model.encoder": encoder, "model.options": options}
+    return override(tiny_ppo(), changes)
 
 
 @pytest.fixture

@@ -127,6 +127,12 @@ def check_integer(name: str, value: Any, *, at_least: int) -> int:
     raise ConfigError(f"{name} is {shown(value)}, but must be an integer of at least {at_least}")
 
 
+def check_number(name: str, value: float, *, of: str, at_least: float) -> None:
+    """Raise a ConfigError unless ``value`` is a finite number of something, at least ``at_least``."""
+    if not at_least <= value < math.inf:
+        raise ConfigError(f"{name} is {shown(value)}, but must be a finite number of {of}, at least {at_least}")
+
+
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:
     """Raise a ConfigError unless every data-parallel worker can divide its own environments into minibatches."""
     source = config.rollout.source

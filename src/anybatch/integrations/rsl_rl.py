@@ -9,7 +9,6 @@ Everything else of rsl_rl stays: runners, models, normalisers, symmetry, random 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from anybatch.config.validation import check_number
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.process_group import is_distributed, sum_
 from anybatch.errors import ConfigError, ScalingWarning, install_command
@@ -287,12 +287,9 @@ class PPOEWMA(PPO):
 
 
 def _check(center_of_mass: float | None, advantage_span: float, max_importance_ratio: float) -> None:
-    if center_of_mass is not None and not 0 <= center_of_mass < math.inf:
-        raise ConfigError(
-            f"center_of_mass is {center_of_mass}, but must be a finite number of gradient steps, or None for PPO"
-        )
-    if not 1 <= advantage_span < math.inf:
-        raise ConfigError(f"advantage_span is {advantage_span}, but must be finite and at least 1")
+    if center_of_mass is not None:
+        check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
+    check_number("advantage_span", advantage_span, of="iterations", at_least=1)
     if not max_importance_ratio > 0:
         raise ConfigError(f"max_importance_ratio is {max_importance_ratio}, but must be above 0")
 

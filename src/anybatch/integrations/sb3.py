@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from anybatch.config.validation import check_number
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError, install_command
@@ -164,10 +165,9 @@ class PPOEWMA(PPO):
 
     def _check(self) -> None:
         age, samples = self.center_of_mass, self.n_steps * self.n_envs
-        if age is not None and not 0 <= age < math.inf:
-            raise ConfigError(f"center_of_mass is {age}, but must be a finite number of gradient steps, or None")
-        if not 1 <= self.advantage_span < math.inf:
-            raise ConfigError(f"advantage_span is {self.advantage_span}, but must be finite and at least 1")
+        if age is not None:
+            check_number("center_of_mass", age, of="gradient steps", at_least=0)
+        check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
         if self.advantage_span > 1 and not self.normalize_advantage:
             raise ConfigError(
                 f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it without "

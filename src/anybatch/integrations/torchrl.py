@@ -7,14 +7,14 @@ the average itself: their ``SoftUpdate`` gives the initial weights far more weig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anybatch.errors import ConfigError, install_command
+from anybatch.config.validation import check_number
+from anybatch.errors import install_command
 from anybatch.proximal import accumulate_, decay_of, full_precision, sum_of_powers
 
 try:
@@ -47,8 +47,7 @@ class EwmaUpdate(TargetNetUpdater):
         Raises:
             ConfigError: ``center_of_mass`` is out of range.
         """
-        if not 0 <= center_of_mass < math.inf:
-            raise ConfigError(f"center_of_mass is {center_of_mass}, but must be a finite number, at least 0")
+        check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
         self.beta = decay_of(center_of_mass)
         super().__init__(loss_module)
 

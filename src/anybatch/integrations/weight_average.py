@@ -7,7 +7,6 @@ in the model for a forward pass.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from anybatch.config.validation import check_number
 from anybatch.errors import ConfigError
 from anybatch.proximal import accumulate_, decay_of, sum_of_powers
 
@@ -48,8 +48,7 @@ class WeightAverage:
         Raises:
             ConfigError: ``center_of_mass`` is out of range, or no parameter requires a gradient.
         """
-        if not 0 <= center_of_mass < math.inf:
-            raise ConfigError(f"center_of_mass is {center_of_mass}, but must be a finite number, at least 0")
+        check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
         self.beta = decay_of(center_of_mass)
         """Decay rate of the average."""
         self.parameters = {name: x for name, x in parameters if x.requires_grad}

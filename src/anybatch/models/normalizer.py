@@ -173,10 +173,10 @@ class RolloutNormalizer(Protocol):
 
 def rollout_normalizer(normalizer: ObservationNormalizer | None, steps: int, num_envs: int) -> RolloutNormalizer:
     """For a rollout of T steps and N environments, which is not normalised without a ``normalizer``."""
-    return _Unchanged() if normalizer is None else _Normalizing(normalizer, steps, num_envs)
+    return Unchanged() if normalizer is None else _Normalizing(normalizer, steps, num_envs)
 
 
-class _Unchanged:
+class Unchanged:
     """A :class:`RolloutNormalizer` that leaves observations as they are."""
 
     def step(self, t: int, observation: EnvObservation) -> EnvObservation:

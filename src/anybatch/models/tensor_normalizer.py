@@ -25,8 +25,8 @@ class TensorNormalizing:
         self._each = RunningMoments()  # of each environment, (N, F)
         self._first = None if bool(normalizer.count > 0) else RunningMoments()
 
-    def step(self, observation: Observation) -> Observation:
-        """Normalise the observations (N, ...) of a step, and count them."""
+    def step(self, t: int, observation: Observation) -> Observation:
+        """Normalise the observations (N, ...) of step ``t``, and count them."""
         raw = self._normalizer.vectors(observation).double()
         one = torch.ones((), dtype=torch.float64)
         self._each.add(raw, torch.zeros_like(raw), one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anybatch.errors import ConfigError
+from anybatch.config.validation import check_integer
 
 
 @dataclass(frozen=True)
@@ -18,5 +18,4 @@ class Evaluations:
 
     def __post_init__(self) -> None:
         for name, number in (("points", self.points), ("episodes", self.episodes)):
-            if number < 1:
-                raise ConfigError(f"evaluations.{name} is {number}, but must be at least 1")
+            check_integer(f"evaluations.{name}", number, at_least=1)

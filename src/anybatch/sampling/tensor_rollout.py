@@ -12,6 +12,7 @@ from torch import Tensor
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.tensor import TensorSteps, TensorVectorEnv
 from anybatch.models.actions import ActionSpec
+from anybatch.models.normalizer import Unchanged
 from anybatch.models.tensor_normalizer import TensorNormalizing
 from anybatch.observations import Observation, leaves, map_observation
 from anybatch.sampling.acting import Actor
@@ -185,12 +186,12 @@ def collect_tensors(
     env, spec, record = sampler.env, sampler.action_spec, _Record(steps, device)
     observation: Any = sampler.take_observation(interrupts)
     normalizer = agent.observation_normalizer
-    normalized = _Unchanged() if normalizer is None else TensorNormalizing(normalizer, device)
+    normalized: Any = Unchanged() if normalizer is None else TensorNormalizing(normalizer, device)
     agent, memory = remembering(agent, sampler.state, sampler.episodes.first)
     noise = spec.noise((steps, env.num_envs), sampler.generator, device).unbind(0)
     for t in range(steps):
         interrupts.check()
-        acted_on = normalized.step(_moved(observation, device))
+        acted_on = normalized.step(t, _moved(observation, device))
         record.seen.put(t, acted_on)
         params, value = agent(acted_on)
         action = spec.distribution(params).transform(noise[t])
@@ -230,19 +231,6 @@ def collect_tensors(
         observation_moments=moments,
         state=memory.stored() if memory else None,
     )
-
-
-class _Unchanged:
-    """A :class:`anybatch.models.tensor_normalizer.TensorNormalizing` that leaves observations as they are."""
-
-    def step(self, observation: Observation) -> Observation:
-        return observation
-
-    def __call__(self, observation: Observation) -> Observation:
-        return observation
-
-    def moments(self) -> None:
-        return None
 
 
 def _next_value(

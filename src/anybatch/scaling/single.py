@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+from anybatch.config.validation import check_number
 from anybatch.errors import ConfigError
 
 
@@ -85,8 +86,7 @@ def center_of_mass(center: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is out of range.
     """
-    if not 0 <= center < math.inf:
-        raise ConfigError(f"center_of_mass is {center}, but must be a finite number of gradient steps, at least 0")
+    check_number("center_of_mass", center, of="gradient steps", at_least=0)
     return float(center * _factor(divide_batch_by))
 
 
@@ -103,8 +103,7 @@ def advantage_span(span: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is out of range.
     """
-    if not 1 <= span < math.inf:
-        raise ConfigError(f"advantage_span is {span}, but must be a finite number of iterations, at least 1")
+    check_number("advantage_span", span, of="iterations", at_least=1)
     return float(max(1.0, span * _factor(divide_batch_by)))
 
 

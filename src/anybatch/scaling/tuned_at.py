@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import Change, Value, apply_changes, show
 from anybatch.scaling.options import Adjustments
@@ -49,8 +50,8 @@ class TunedAt:
         """
         numbers = {name: getattr(self, self.name_of(name)) for name in BATCH}
         for name, number in numbers.items():
-            if number is not None and number < 1:
-                raise ConfigError(f"tuned_at.{self.name_of(name)} is {number}, but must be an integer of at least 1")
+            if number is not None:
+                check_integer(f"tuned_at.{self.name_of(name)}", number, at_least=1)
         return {name: number for name, number in numbers.items() if number is not None}
 
 
