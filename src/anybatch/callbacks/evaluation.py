@@ -128,8 +128,8 @@ class KeepBest(Callback):
         self._best, policy = value, run.policy()
         spaces = SavedSpaces((policy.observation_space, policy.action_space), run.config.env.id)
         state = {"spaces": spaces.state_dict(), "agent": policy.agent.state_dict()}
-        found = {"iteration": run.iteration, "env_steps": run.env_steps, "column": self._column, "value": value}
-        checkpoint.write(self._path(run), {**found, "state": state})
+        about = {"iteration": run.iteration, "env_steps": run.env_steps, "column": self._column, "value": value}
+        checkpoint.write(self._path(run), {**about, "state": state})
 
     @staticmethod
     def _path(run: RunContext) -> Path:

@@ -55,10 +55,10 @@ def compare_with_noise_scale(progress: Progress, config: TrainConfig) -> Iterato
             "",
         )
         return
-    seen = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples{how}"
+    observed = f"optimisation batch {batch:,.0f}, {kind} {scale:,.0f} samples{how}"
     late = [step for step in progress.get("env_steps", ()) if step >= EARLY * config.total_env_steps]
     estimates = min(len(_measured(progress, name)), len(late) if "env_steps" in progress else math.inf)
-    yield _verdict(batch, scale, seen, remedy, early=estimates < _FEWEST_ESTIMATES)
+    yield _verdict(batch, scale, observed, remedy, early=estimates < _FEWEST_ESTIMATES)
 
 
 def _measured(progress: Progress, name: str) -> Sequence[float]:
@@ -68,17 +68,17 @@ def _measured(progress: Progress, name: str) -> Sequence[float]:
     return column[next((i for i, row in enumerate(rows) if any(map(math.isfinite, row))), len(column)) :]
 
 
-def _verdict(batch: float, scale: float, seen: str, remedy: str, *, early: bool) -> Finding:
+def _verdict(batch: float, scale: float, observed: str, remedy: str, *, early: bool) -> Finding:
     """Comparison of a batch with the noise scale."""
     limit = f"{max(1.0, HOLDS * scale):,.0f}"
     if batch <= HOLDS * scale:
         means = f"small enough: the scaling rules hold up to a batch of {limit}"
-        return Finding("noise_scale", "ok", seen, means, "")
+        return Finding("noise_scale", "ok", observed, means, "")
     if early:
         return Finding(
             "noise_scale",
             "ok",
-            seen,
+            observed,
             "too early to judge: this includes the first iterations, and the noise scale grows",
             "",
         )
@@ -86,14 +86,14 @@ def _verdict(batch: float, scale: float, seen: str, remedy: str, *, early: bool)
         return Finding(
             "noise_scale",
             "warning",
-            seen,
+            observed,
             "near the critical batch, where the rules begin to fail",
             f"expect the same behaviour only from batches up to {limit}: {remedy}",
         )
     return Finding(
         "noise_scale",
         "error",
-        seen,
+        observed,
         "past the critical batch: the scaling rules do not hold, and samples are wasted on a precise gradient",
         f"tune at an optimisation batch of {limit} or less: {remedy}",
     )

@@ -88,7 +88,7 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     clipped = recent_mean(progress, "clip_fraction")
     if config.policy.objective != "clip" or clipped is None:
         return
-    epochs, seen = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
+    epochs, observed = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
     most = _MANY_CLIPPED if epochs == 1 else _MANY_CLIPPED_IN_EPOCHS
     if max(clipped, fmean(finite_values(progress, "clip_fraction"))) < _FEW_CLIPPED:
         if is_early(progress, config) or returns_are_constant(progress) or has_learned(progress):
@@ -98,7 +98,7 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             "clip_fraction_low",
             "warning",
-            seen,
+            observed,
             "below 1% clipping does not limit the policy at all",
             f"take a larger iteration batch (rollout.steps and optimizer.minibatches times the same), or {raise_it}",
         )
@@ -106,7 +106,7 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             "clip_fraction_high",
             "warning",
-            seen,
+            observed,
             f"more than {most:.0%} with {epochs} policy epoch{'s' * (epochs > 1)} often means too large a step size",
             f"lower optimizer.step_size ({config.optimizer.step_size:g})",
         )
@@ -177,22 +177,24 @@ def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         iterations = 1
         if config.policy.proximal == "behavior" and config.stale:
             iterations += config.rollout.source.delay or config.rollout.source.max_lag
-        seen = f"the proximal policy is up to {iterations * config.iteration_batch:,} environment steps old"
+        observed = f"the proximal policy is up to {iterations * config.iteration_batch:,} environment steps old"
         kind = "weights that sampled" if config.policy.proximal == "behavior" else "weights before the iteration"
-        yield Finding("proximal_age", "ok", seen, f"it is the {kind}, so its age changes with the iteration batch", "")
+        yield Finding(
+            "proximal_age", "ok", observed, f"it is the {kind}, so its age changes with the iteration batch", ""
+        )
         return
     age, total = proximal_age(config), config.total_env_steps
-    seen = f"the proximal policy is {age:,.0f} environment steps old on average"
+    observed = f"the proximal policy is {age:,.0f} environment steps old on average"
     if age > OLD_SHARE_OF_RUN * total:
         yield Finding(
             "proximal_age",
             "warning",
-            seen,
+            observed,
             f"that is {age / total:.0%} of a run of {total:,}, so it holds the policy back near its start",
             f"lower policy.center_of_mass ({config.policy.center_of_mass:g})",
         )
     else:
-        yield Finding("proximal_age", "ok", seen, "keep this number when the batch changes", "")
+        yield Finding("proximal_age", "ok", observed, "keep this number when the batch changes", "")
 
 
 def _value(progress: Progress, config: TrainConfig) -> Iterator[Finding]:

@@ -173,11 +173,11 @@ class Averages:
         whole = [torch.cat(parts, axis).unflatten(axis, steps) for parts in zip(*self._samples, strict=True)]
         numbers = [self._config.clip, self._config.max_importance_ratio]
         if axis == 0:
-            seen = self._statistics(*whole, *numbers)
+            columns = self._statistics(*whole, *numbers)
         else:
             per_run = [torch.as_tensor(number).expand(len(logp), 1).squeeze(1) for number in numbers]
-            seen = torch.func.vmap(self._statistics)(*whole, *per_run)
-        return dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))
+            columns = torch.func.vmap(self._statistics)(*whole, *per_run)
+        return dict(zip(columns, torch.stack(list(columns.values())).tolist(), strict=True))
 
     def _statistics(self, *arguments: Any) -> dict[str, Tensor]:
         """Statistics of one run, from tensors (S, B, ...) of S gradient steps."""

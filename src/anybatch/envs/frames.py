@@ -42,9 +42,9 @@ class FrameStack:
         before, after = (_entries(space) for space in (env.observation_space, self.observation_space))
         self._images = [key for key, space in after.items() if space.shape != before[key].shape]
         if not self._images:
-            found = " ".join(str(observation_space).split())
+            words = " ".join(str(observation_space).split())
             raise ConfigError(
-                f"env.frame_stack is {frames}, but the observation of {env_id} has no image to stack: it is {found}; "
+                f"env.frame_stack is {frames}, but the observation of {env_id} has no image to stack: it is {words}; "
                 "set it to 1"
             )
         self._stacks: dict[Any, np.ndarray] = {}

@@ -104,14 +104,14 @@ class TensorObservations(Observations):
 
     def wrong(self, observation: Observation) -> list[Tensor]:
         """Positions of wrong numbers in observations (N, T, ...): bool (N, T, ...) for each entry that can have one."""
-        found = []
+        wrong_entries = []
         for name, leaf in self._leaves.items():
             x = observation[name] if isinstance(observation, dict) else observation
             if leaf.dtype.kind == "f":
-                found.append(~torch.isfinite(x))
+                wrong_entries.append(~torch.isfinite(x))
             elif self._mask is not None and isinstance(leaf.space, ActionMask):
-                found += [~part.bool().any(-1) for part in x.split(list(self._mask.sizes), dim=-1)]
-        return found
+                wrong_entries += [~part.bool().any(-1) for part in x.split(list(self._mask.sizes), dim=-1)]
+        return wrong_entries
 
 
 class TensorActions(Actions):

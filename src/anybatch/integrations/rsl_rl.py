@@ -122,7 +122,7 @@ class PPOEWMA(PPO):
         Returns:
             Means over all gradient steps, by rsl_rl's names; besides, ``clip_fraction`` and ``kl_proximal``.
         """
-        seen = defaultdict[str, list[Tensor]](list)
+        logged = defaultdict[str, list[Tensor]](list)
         self._copy_observation_statistics()
         recurrent = self.actor.is_recurrent or self.critic.is_recurrent
         batches = self.storage.recurrent_mini_batch_generator if recurrent else self.storage.mini_batch_generator
@@ -133,17 +133,17 @@ class PPOEWMA(PPO):
                 batch.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
             if self.symmetry:
                 self.symmetry.augment_batch(batch, samples)
-            loss = self._policy_loss(batch, samples, seen) + self.value_loss_coef * self._value_loss(batch, seen)
+            loss = self._policy_loss(batch, samples, logged) + self.value_loss_coef * self._value_loss(batch, logged)
             if self.symmetry:
                 mirror_loss = self.symmetry.compute_loss(self.actor, batch, samples)
-                seen["symmetry"].append(mirror_loss.detach())
+                logged["symmetry"].append(mirror_loss.detach())
                 if self.symmetry.use_mirror_loss:
                     loss = loss + self.symmetry.mirror_loss_coeff * mirror_loss
-            self._step(loss, batch, samples, seen)
+            self._step(loss, batch, samples, logged)
         self.storage.clear()
-        return {name: float(torch.stack(values).mean()) for name, values in seen.items()}
+        return {name: float(torch.stack(values).mean()) for name, values in logged.items()}
 
-    def _policy_loss(self, batch: RolloutStorage.Batch, samples: int, seen: dict[str, list[Tensor]]) -> Tensor:
+    def _policy_loss(self, batch: RolloutStorage.Batch, samples: int, logged: dict[str, list[Tensor]]) -> Tensor:
         """Minus L^CLIP_decoupled and the entropy bonus; the step size follows the KL first, if it is adaptive."""
         proximal_params, logp_proximal = self._proximal(batch, samples)
         inputs = {"masks": batch.masks, "hidden_state": batch.hidden_states[0], "stochastic_output": True}
@@ -166,7 +166,7 @@ class PPOEWMA(PPO):
         statistics = {"surrogate": loss, "entropy": entropy, "kl_proximal": kl}
         statistics["clip_fraction"] = clip_fraction(logp.detach(), logp_proximal, self.clip_param)
         for name, value in statistics.items():
-            seen[name].append(value.detach())
+            logged[name].append(value.detach())
         return loss - self.entropy_coef * entropy
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class PPOEWMA(PPO):
         params = tuple(x[:samples] for x in actor.output_distribution_params)
         return params, actor.get_output_log_prob(batch.actions)
 
-    def _value_loss(self, batch: RolloutStorage.Batch, seen: dict[str, list[Tensor]]) -> Tensor:
+    def _value_loss(self, batch: RolloutStorage.Batch, logged: dict[str, list[Tensor]]) -> Tensor:
         """Mean squared error of the values, clipped around those of the rollout with ``use_clipped_value_loss``."""
         values = self.critic(batch.observations, masks=batch.masks, hidden_state=batch.hidden_states[1])
         errors = (values - batch.returns).square()
@@ -188,7 +188,7 @@ class PPOEWMA(PPO):
             near = batch.values + (values - batch.values).clamp(-self.clip_param, self.clip_param)
             errors = torch.maximum(errors, (near - batch.returns).square())
         loss = errors.mean()
-        seen["value"].append(loss.detach())
+        logged["value"].append(loss.detach())
         return loss
 
     def _adapt_step_size(self, kl: Tensor) -> None:
@@ -203,7 +203,7 @@ class PPOEWMA(PPO):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
 
-    def _step(self, loss: Tensor, batch: RolloutStorage.Batch, samples: int, seen: dict[str, list[Tensor]]) -> None:
+    def _step(self, loss: Tensor, batch: RolloutStorage.Batch, samples: int, logged: dict[str, list[Tensor]]) -> None:
         """One gradient step of actor and critic, and of the predictor of novelty; then theta_prox <- EWMA(theta)."""
         self.optimizer.zero_grad()
         loss.backward()
@@ -211,7 +211,7 @@ class PPOEWMA(PPO):
             novelty_loss = self.rnd.compute_loss(batch.observations[:samples])
             self.rnd.optimizer.zero_grad()
             novelty_loss.backward()
-            seen["rnd"].append(novelty_loss.detach())
+            logged["rnd"].append(novelty_loss.detach())
         if self.is_multi_gpu:
             self.reduce_parameters()
         for model in (self.actor, self.critic):

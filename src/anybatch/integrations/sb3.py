@@ -202,7 +202,7 @@ class PPOEWMA(PPO):
         """Optimise policy and value on the rollout buffer: the inner two loops of the pseudocode in appendix A."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
-        clip_range, buffer, seen = self._clip_range(), self.rollout_buffer, defaultdict[str, list[float]](list)
+        clip_range, buffer, logged = self._clip_range(), self.rollout_buffer, defaultdict[str, list[float]](list)
         if self.normalize_advantage:
             mean, var, count = moments(torch.as_tensor(buffer.advantages))
             self.memory.normalizer.update(mean, var, count)
@@ -210,16 +210,16 @@ class PPOEWMA(PPO):
             self.logger.record("train/advantage_std_used", self.memory.normalizer.moments()[1] ** 0.5)
         for _ in range(self.n_epochs):
             for data in buffer.get(self.batch_size):
-                loss = self.loss(data, clip_range, seen)
+                loss = self.loss(data, clip_range, logged)
                 self.policy.optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
                 self.policy.optimizer.step()
                 self.memory.after_gradient_step()
             self._n_updates += 1
-        self._record(seen, clip_range, buffer)
+        self._record(logged, clip_range, buffer)
 
-    def loss(self, data: RolloutBufferSamples, clip_range: float, seen: dict[str, list[float]]) -> Tensor:
+    def loss(self, data: RolloutBufferSamples, clip_range: float, logged: dict[str, list[float]]) -> Tensor:
         """Scalar loss of B samples: minus the decoupled objective, minus the entropy bonus, plus the value loss.
 
         One value is added to each of the statistics, under the name that Stable-Baselines3 logs.
@@ -263,7 +263,7 @@ class PPOEWMA(PPO):
                 "approx_kl_behavior": (log_weight.expm1() - log_weight).mean(),
             }
         for name, value in statistics.items():
-            seen[name].append(value.item())
+            logged[name].append(value.item())
         return loss
 
     def _kl(self, proximal: Distribution) -> Tensor:
@@ -271,8 +271,8 @@ class PPOEWMA(PPO):
         kl = kl_divergence(proximal, self.policy.action_dist)  # that of the forward pass before
         return kl if kl.dim() == 1 else kl.flatten(1).sum(1)
 
-    def _record(self, seen: Mapping[str, list[float]], clip_range: float, buffer: RolloutBuffer) -> None:
-        for name, values in seen.items():
+    def _record(self, logged: Mapping[str, list[float]], clip_range: float, buffer: RolloutBuffer) -> None:
+        for name, values in logged.items():
             self.logger.record(f"train/{name}", float(np.mean(values)))
         variance = explained_variance(buffer.values.flatten(), buffer.returns.flatten())
         self.logger.record("train/explained_variance", variance)

@@ -346,8 +346,8 @@ def choose_actions(
             "memory.reset() at the beginning of an episode"
         )
     with torch.no_grad():
-        seen = to_device(policy.agent.normalize(observation), policy.device)
-        params = memory.params(policy.agent.policy, seen) if memory else policy.agent.policy(seen)
+        normalized = to_device(policy.agent.normalize(observation), policy.device)
+        params = memory.params(policy.agent.policy, normalized) if memory else policy.agent.policy(normalized)
         if not torch.isfinite(params).all():
             raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
         distribution = policy.agent.action_spec.distribution(params)

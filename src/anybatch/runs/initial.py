@@ -54,15 +54,15 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
     _load_networks(state["agent"], learner.agent, folder)
     samples = source.optimization_batch / config.optimization_batch
     steps = samples * config.optimizer.policy_epochs / source.optimizer.policy_epochs
-    found = {"weights": True}
+    taken_over = {"weights": True}
     if learner.agent.observation_normalizer is not None:
-        found["statistics of observations"] = True
-    found |= _load_statistics(state, components)
-    found |= _load_proximal(state.get("proximal", {}), learner.proximal, steps)
+        taken_over["statistics of observations"] = True
+    taken_over |= _load_statistics(state, components)
+    taken_over |= _load_proximal(state.get("proximal", {}), learner.proximal, steps)
     averages = _load_optimizers(state, components, source, samples)
-    found["the optimiser's averages"] = averages
-    found |= dict.fromkeys(("counters", "schedules", "random numbers", "episodes"), False)
-    taken, anew = (", ".join(name for name, x in found.items() if x == kind) for kind in (True, False))
+    taken_over["the optimiser's averages"] = averages
+    taken_over |= dict.fromkeys(("counters", "schedules", "random numbers", "episodes"), False)
+    taken, anew = (", ".join(name for name, x in taken_over.items() if x == kind) for kind in (True, False))
     sentences = [
         f"started from {str(folder)!r} at {content['run']['env_steps']:,} environment steps; taken over: {taken}; "
         f"anew: {anew}"
@@ -104,16 +104,16 @@ def _load_networks(saved: State, agent: Agent, folder: Path) -> None:
 
 def _load_statistics(state: State, components: Components) -> dict[str, bool]:
     """Load the moments of rewards and advantages; returns whether each that there is now was found."""
-    found = {}
+    taken_over = {}
     for name, words in (("reward_normalizer", "rewards"), ("advantage_normalizer", "advantages")):
         part, saved = getattr(components, name), state.get(name)
         if part is None:
             continue
-        found[f"statistics of {words}"] = saved is not None
+        taken_over[f"statistics of {words}"] = saved is not None
         if saved is not None:  # but not the returns of the episodes that ran
             returns = {key: x for key, x in part.state_dict().items() if key == "return"}
             part.load_state_dict({**saved, **returns})
-    return found
+    return taken_over
 
 
 def _load_proximal(saved: State, proximal: ProximalPolicy, steps: float) -> dict[str, bool]:

@@ -140,7 +140,7 @@ class _Record:
     """Everything that the steps of a rollout give, on the device of the networks."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
-        self.seen, self.reward, self.terminated, self.truncated, self.finals = (
+        self.observations, self.reward, self.terminated, self.truncated, self.finals = (
             _Columns(steps, device) for _ in range(5)
         )
         self.outputs: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -192,7 +192,7 @@ def collect_tensors(
     for t in range(steps):
         interrupts.check()
         acted_on = normalized.step(t, _moved(observation, device))
-        record.seen.put(t, acted_on)
+        record.observations.put(t, acted_on)
         params, value = agent(acted_on)
         action = spec.distribution(params).transform(noise[t])
         record.outputs.append((action, params, value))
@@ -212,12 +212,12 @@ def collect_tensors(
 
     action, params, value = (torch.stack(x, dim=1) for x in zip(*record.outputs, strict=True))
     reward, ended, moments = record.reward.tensor(), record.terminated.tensor(), normalized.moments()
-    done, seen = record.truncated.tensor() | ended, record.seen.filled()
+    done, observations = record.truncated.tensor() | ended, record.observations.filled()
     logp = spec.distribution(params).log_prob(action)
-    env.check(seen, params, reward, moments, record.wrong_last())
+    env.check(observations, params, reward, moments, record.wrong_last())
     check_finite(value, logp)
     return Rollout(
-        observation=seen,
+        observation=observations,
         action=action,
         behavior_logp=logp,
         behavior_params=params,

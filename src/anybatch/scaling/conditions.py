@@ -50,8 +50,8 @@ def gae_share_cut(config: TrainConfig) -> float:
     return 1.0 if decay == 1 else decay * (1 - decay**steps) / (1 - decay) / steps
 
 
-def _warning(check: str, seen: str, means: str, change: str) -> Finding:
-    return Finding(check, "warning", seen, means, change)
+def _warning(check: str, observed: str, means: str, change: str) -> Finding:
+    return Finding(check, "warning", observed, means, change)
 
 
 def _conditions(config: TrainConfig) -> Iterator[Finding]:
