@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import itertools
 import re
 import shutil
@@ -69,12 +70,12 @@ def test_pages_have_no_broken_markup(site: Path) -> None:
 class Page(HTMLParser):
     """The images of a page, and its text outside code, each part with the elements around it."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
         self.images: list[str] = []
         self.texts: list[tuple[tuple[str, ...], str]] = []
         self._around: list[str] = []
-        self.feed(html)
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "img":
@@ -93,6 +94,9 @@ class Page(HTMLParser):
 
 def broken_markup(path: Path) -> Iterator[str]:
     """Images that are not there, and text that shows reStructuredText or turns products into emphasis."""
+    text_of_all = html.unescape(re.sub(r"<[^>]+>", "", path.read_text()))
+    if re.search(r"--\s*8\s*<\s*--", text_of_all):
+        yield "a file is not included"
     page = Page(path.read_text())
     for image in page.images:
         if not image.startswith(("https:", "data:")) and not (path.parent / image).is_file():
@@ -111,8 +115,10 @@ def test_broken_markup_is_noticed(tmp_path: Path) -> None:
     page.write_text(
         '<img src="a.png"><p>N<em>T samples, N</em>T/M</p><blockquote><p>x</p></blockquote><p>=== ===</p><p>a::</p>'
         "<p>fine: <em>proximal</em> <code>a:: >>> ===</code><br></p><p>:func:<code>f</code></p>"
+        "<pre><span>--8</span> &lt; <span>--</span>a.py</pre>"
     )
     assert list(broken_markup(page)) == [
+        "a file is not included",
         "no image a.png",
         "an asterisk became emphasis: 'T samples, N'",
         "a doctest became a quotation: 'x'",
