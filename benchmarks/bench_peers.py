@@ -113,32 +113,51 @@ def sb3(case: Case) -> float:
     return case.env_steps / (time.process_time() - began)
 
 
-def torchrl(case: Case) -> float:
-    import torch
-    from tensordict.nn import TensorDictModule
+def _torchrl_modules(case: Case) -> tuple[Any, Any, Any]:
+    """Environments, actor and critic; HalfCheetah has the normalisers and the Gaussian of the others."""
+    from tensordict.nn import AddStateIndependentNormalScale, TensorDictModule, TensorDictSequential
     from torch import nn
-    from torchrl.collectors import Collector
-    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
-    from torchrl.envs import GymEnv, SerialEnv
+    from torch.distributions import Independent, Normal
+    from torchrl.envs import Compose, DoubleToFloat, GymEnv, SerialEnv, TransformedEnv, VecNormV2
     from torchrl.modules import OneHotCategorical, ProbabilisticActor, ValueOperator
-    from torchrl.objectives import ClipPPOLoss
-    from torchrl.objectives.value import GAE
 
-    if not case.env.startswith("CartPole"):
-        raise SystemExit("TorchRL is measured on CartPole only")
-    env = SerialEnv(case.num_envs, lambda: GymEnv(case.env))
+    class DiagonalGaussian(Independent):
+        def __init__(self, loc: Any, scale: Any) -> None:
+            super().__init__(Normal(loc, scale), 1)
+
+    env: Any = SerialEnv(case.num_envs, lambda: GymEnv(case.env))
+    if cheetah := case.env.startswith("HalfCheetah"):
+        env = TransformedEnv(env, Compose(DoubleToFloat(), VecNormV2(in_keys=["observation", "reward"])))
+    inputs = env.observation_spec["observation"].shape[-1]
 
     def network(outputs: int) -> nn.Sequential:
-        return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        layers = (nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        return nn.Sequential(*layers)
 
+    keys = ["loc", "scale"] if cheetah else ["logits"]
+    if cheetah:
+        mean = TensorDictModule(network(6), ["observation"], ["loc"])
+        policy = TensorDictSequential(mean, TensorDictModule(AddStateIndependentNormalScale(6), ["loc"], keys))
+    else:
+        policy = TensorDictModule(network(2), ["observation"], keys)
     actor = ProbabilisticActor(
-        TensorDictModule(network(2), ["observation"], ["logits"]),
-        in_keys=["logits"],
-        distribution_class=OneHotCategorical,
+        policy,
+        in_keys=keys,
+        distribution_class=DiagonalGaussian if cheetah else OneHotCategorical,
         return_log_prob=True,
         spec=env.action_spec,
     )
-    critic = ValueOperator(network(1), ["observation"])
+    return env, actor, ValueOperator(network(1), ["observation"])
+
+
+def torchrl(case: Case) -> float:
+    import torch
+    from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SamplerWithoutReplacement
+    from torchrl.objectives import ClipPPOLoss
+    from torchrl.objectives.value import GAE
+
+    env, actor, critic = _torchrl_modules(case)
     loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=0.0, critic_coeff=0.5, normalize_advantage=True)
     estimate = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     optimizer = torch.optim.Adam(loss.parameters(), lr=3e-4)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class StatusArguments:
     """Print how many runs of each figure are done."""
 
-    suite: Literal["laptop", "ladder", "procgen"] = "laptop"
-    """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; procgen: the paper's runs."""
+    suite: Literal["laptop", "ladder", "mujoco", "procgen"] = "laptop"
+    """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; mujoco: the same on three MuJoCo
+    tasks; procgen: the paper's runs."""
     budget: Literal["smoke", "quick", "full"] = "full"
     """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, to test that it runs."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()

@@ -22,6 +22,7 @@ from anybatch.reproduce.figures import (
 )
 from anybatch.reproduce.suites.ladder_tasks import ladder_full, ladder_quick, ladder_smoke
 from anybatch.reproduce.suites.laptop import laptop, laptop_smoke
+from anybatch.reproduce.suites.mujoco import mujoco, mujoco_smoke
 from anybatch.reproduce.suites.procgen import procgen, procgen_smoke
 from anybatch.reproduce.suites.suite import Figure, Suite
 
@@ -50,6 +51,8 @@ SUITES: dict[tuple[str, str], Callable[[], Suite]] = {
     ("ladder", "full"): ladder_full,
     ("ladder", "quick"): ladder_quick,
     ("ladder", "smoke"): ladder_smoke,
+    ("mujoco", "full"): mujoco,
+    ("mujoco", "smoke"): mujoco_smoke,
     ("procgen", "full"): procgen,
     ("procgen", "smoke"): procgen_smoke,
 }
