@@ -25,7 +25,7 @@ from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.system.atomic_files import write_text
 
-STEP_SIZES = tuple(0.0005 * 2**k for k in range(9))
+STEP_SIZES = tuple(0.00025 * 2**k for k in range(9))
 SEEDS = (901, 902, 903, 904)
 TOLERANCE = 0.05
 AT = Evaluations(points=20, episodes=4)
