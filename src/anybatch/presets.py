@@ -126,9 +126,9 @@ def ppo_ewma_mujoco(env: Env = MUJOCO_ENV, **overrides: Unpack[Overrides]) -> Tr
     """PPO-EWMA for MuJoCo in the form that the scaling rules need: one epoch, the KL penalty, 64 environments.
 
     Networks and normalisation are those of :func:`ppo_mujoco`. One epoch, a constant step size and no gradient clipping
-    are the conditions of batch size-invariance (section 4). Minibatches are of samples: the 2 samples of a minibatch at 1 environment would
-    be consecutive ones otherwise, more alike than the rule for the step size assumes. The step size was the best of 3e-4,
-    1e-3 and 3e-3 (benchmarks/mujoco_tasks.py, queue ``tune``).
+    are the conditions of batch size-invariance (section 4). Minibatches consist of samples, not of trajectories: those
+    of 1 environment would have 2 consecutive samples, more alike than the rule for the step size assumes. The step size
+    was the best of 3e-4, 1e-3 and 3e-3 (benchmarks/mujoco_tasks.py, queue ``tune``).
 
     Arguments and errors as for :func:`ppo`.
     """

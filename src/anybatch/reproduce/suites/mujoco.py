@@ -15,14 +15,14 @@ _TASKS = {
     "hopper": ("Hopper", (20.0, 2800.0)),
     "inverted-double-pendulum": ("InvertedDoublePendulum", (60.0, 9350.0)),
 }
-"""Label, and the returns that count as 0 and 1: of a random policy, and of ``ppo-mujoco`` after 1M steps or the highest."""
+"""Label, and returns that count as 0 and 1: of a random policy, and of ``ppo-mujoco`` after 1M steps or the highest."""
 
 
 def mujoco() -> Suite:
     """All batches from 64 environments to 1, with all rules and without each; 8 seeds."""
     return Suite(
         name="mujoco",
-        about="HalfCheetah, Hopper and InvertedDoublePendulum, 204,800 steps of ppo-ewma-mujoco, evaluations without lag",
+        about="HalfCheetah, Hopper and InvertedDoublePendulum with ppo-ewma-mujoco, evaluations without lag",
         labels={name: label for name, (label, _) in _TASKS.items()},
         ranges={name: limits for name, (_, limits) in _TASKS.items()},
         invariance={
