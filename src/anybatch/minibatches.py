@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from anybatch.config.chunks import time_chunks
-from anybatch.observations import Inputs, Observation, Sequences, map_observation
+from anybatch.observations import Inputs, Observation, Sequences, leaves, map_observation
 
 
 class RunGenerators(tuple[torch.Generator, ...]):
@@ -44,6 +44,11 @@ class TensorRecord:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         tensors: dict[str, Observation] = {name: x for name, x in values.items() if isinstance(x, Tensor | dict)}
         return replace(self, **{name: map_observation(function, x) for name, x in tensors.items()})  # type: ignore[type-var]
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order in which :meth:`map` visits them."""
+        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        return [x for value in values if isinstance(value, (Tensor, dict)) for x in leaves(value)]
 
 
 class FlatRecord(TensorRecord):

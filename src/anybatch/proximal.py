@@ -24,6 +24,9 @@ Number = TypeVar("Number", float, Tensor, float | Tensor)
 class ProximalPolicy(Protocol):
     """Interface of a proximal policy."""
 
+    module: nn.Module | None
+    """A network with weights of its own, if it has one."""
+
     def before_iteration(self) -> None:
         """Prepare for the first gradient step of an iteration."""
 
@@ -48,6 +51,8 @@ class ProximalPolicy(Protocol):
 
 class BehaviorProximal:
     """pi_prox = pi_behav, the coupled objectives of PPO: its outputs were recorded when the actions were sampled."""
+
+    module: nn.Module | None = None
 
     def before_iteration(self) -> None:
         pass
@@ -76,7 +81,7 @@ class BehaviorProximal:
 class _FrozenCopy:
     """Base of proximal policies that are a network with weights of their own."""
 
-    module: nn.Module
+    module: nn.Module | None
 
     def params(self, minibatch: Minibatch) -> Tensor:
         """Compute the copy's raw distribution parameters (B, P)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -107,9 +107,10 @@ class PolicySamples:
     """(B,) log-probabilities of the sampled actions."""
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, the log-probabilities last."""
-        logps = [getattr(self.logp, field.name).detach() for field in fields(LogProbs)]
-        return [self.params.detach(), self.proximal_params, self.behavior_params, *logps]
+        """All tensors, the log-probabilities last, as :meth:`Averages.add` takes them."""
+        logp = self.logp
+        recorded = [self.proximal_params, self.behavior_params, logp.theta.detach(), logp.proximal, logp.behavior]
+        return [self.params.detach(), *recorded, logp.importance]
 
 
 class Averages:
@@ -133,24 +134,24 @@ class Averages:
         # by the names that come together: adding one vector is cheaper than adding its entries one by one
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._weights: dict[tuple[str, ...], float] = {}
-        self._samples: list[list[Tensor]] = []
+        self._samples: list[Sequence[Tensor]] = []
         self._gradient_steps = 0
 
-    def add(self, losses: Mapping[str, Tensor], weight: float, samples: PolicySamples | None = None) -> None:
+    def add(self, losses: Mapping[str, Tensor], weight: float, samples: Sequence[Tensor] = ()) -> None:
         """Add part of a minibatch.
 
         Args:
             losses: scalars by name, (R,) for R runs; a name always comes with the same others.
             weight: the part's fraction of the minibatch.
-            samples: of the policies; None in a step of the value function alone, or to leave their statistics out. All
-                minibatches are equally large.
+            samples: :meth:`PolicySamples.tensors` of the part; empty in a step of the value function alone, or to leave
+                the policies' statistics out. All minibatches are equally large.
         """
         names = tuple(losses)
         values = torch.stack(list(losses.values())) * weight
         self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
         self._weights[names] = self._weights.get(names, 0.0) + weight
-        if samples is not None:
-            self._samples.append(samples.tensors())
+        if samples:
+            self._samples.append(samples)
 
     def end_gradient_step(self) -> None:
         """Count a gradient step of the policy, whose parts are complete."""
