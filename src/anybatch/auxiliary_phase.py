@@ -167,7 +167,7 @@ class AuxiliaryPhase:
         for part in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
             check_interrupt_if_single_worker(self._learner.interrupts)
             weight = len(part) / len(minibatch)
-            terms = add_gradients(part.to(self._device), weight).terms["of_columns"]
+            terms = add_gradients(part.to(self._device), weight, None).terms["of_columns"]
             if not bool(torch.isfinite(terms).all(0).any()):
                 raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
             self._sums += terms.double().cpu() * weight

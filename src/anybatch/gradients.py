@@ -1,10 +1,10 @@
 """The gradients of a minibatch: operation by operation, or as one compiled program (``compile: true``).
 
 On small networks PyTorch needs longer to dispatch the hundred operations of a gradient step than to compute them. A
-program dispatches them once: loss, forward pass, backward pass and the gradients' norm are recorded as one graph, from
-the code that otherwise runs, and Inductor compiles it, on a CPU with its C++ wrapper. The numbers of the configuration
-become constants; weights, buffers and data are inputs. Averaging over workers, the noise scale, clipping, the optimiser
-and the EWMA follow as they are, on the gradients, and so do several parts of a minibatch, whose gradients add up.
+program dispatches them once: forward pass, loss, backward pass and clipping are recorded as one graph, from the code
+that otherwise runs, and Inductor compiles it, on a CPU with its C++ wrapper. The numbers of the configuration become
+constants; weights, buffers and data are inputs. The optimiser and the EWMA follow as they are. Where something comes
+between gradients and clipping (several parts of a minibatch, workers, the noise scale) the program does not clip.
 
 There is one program for each loss and each shape of a minibatch. The first ever takes 20 s to compile, and 2 s once it
 is in Inductor's cache on disk.
@@ -13,6 +13,7 @@ is in Inductor's cache on disk.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -22,11 +23,17 @@ from torch.nn import Parameter
 
 from anybatch.errors import ConfigError
 from anybatch.minibatches import FlatRecord
+from anybatch.optimizers import clip_gradients_, gradients_of
 
 Part = TypeVar("Part", bound=FlatRecord)
 
 Losses: TypeAlias = tuple[Tensor, Mapping[str, Tensor], Sequence[Tensor]]
 """A scalar loss with its gradient; its terms by name for the log; and outputs to keep for statistics."""
+
+
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {  # of operations that Inductor does not fuse
+    torch.ops.aten._foreach_norm.Scalar: lambda tensors, *_: [torch.linalg.vector_norm(x) for x in tensors]
+}
 
 
 class Outcome(NamedTuple):
@@ -36,21 +43,28 @@ class Outcome(NamedTuple):
     """Terms of the loss by name."""
     kept: Sequence[Tensor]
     """Outputs for statistics."""
-    norm: Tensor | None = None
-    """Joint norm of these gradients, a scalar; None if it was not computed."""
 
 
-def add_gradients(losses_of: Callable[[Part], Losses], part: Part, weight: float) -> Outcome:
+def add_gradients(
+    losses_of: Callable[[Part], Losses],
+    parameters: Sequence[Parameter],
+    part: Part,
+    weight: float,
+    max_norm: float | None = None,
+) -> Outcome:
     """Add the gradients of a part of a minibatch to those of the parameters, operation by operation.
 
     Args:
         losses_of: gives the loss of the part, a mean over its samples.
+        parameters: those that are trained.
         part: (B, ...), or (R, B, ...) for R stacked runs.
         weight: of the part, its fraction of the minibatch.
+        max_norm: for a part that is the whole minibatch, the norm to which the gradients are clipped.
     """
     loss, terms, kept = losses_of(part)
     # a loss is a mean over all runs, and each run's gradient is that of its own loss
     (loss * (weight * part.runs)).backward()
+    clip_gradients_(gradients_of(parameters), max_norm, run_axis=part.run_axis)
     return Outcome(terms, kept)
 
 
@@ -58,7 +72,7 @@ class Program(NamedTuple):
     """A compiled graph for one loss and one shape of a minibatch."""
 
     run: Callable[..., Sequence[Tensor]]
-    """Takes tensors of networks and data; returns gradients, their norm, terms and the outputs that it computed."""
+    """Takes the largest norm, and the tensors of networks and data; returns gradients, terms, and computed outputs."""
     trained: list[Parameter]
     """Parameters that have a gradient, in its order."""
     terms: list[str]
@@ -92,9 +106,11 @@ class CompiledGradients(Generic[Part]):
         trained = {id(x) for x in parameters}
         self._trained = {name: x for name, x in tensors.items() if id(x) in trained}
         self._programs = programs
+        self._no_limit = torch.full((), math.inf, device=self._tensors[0].device)
+        self._limits: dict[float | None, Tensor] = {None: self._no_limit}
 
-    def __call__(self, part: Part, weight: float) -> Outcome:
-        """Add the gradients of ``part`` times ``weight``.
+    def __call__(self, part: Part, weight: float, max_norm: float | None = None) -> Outcome:
+        """Add the gradients of ``part``, with the arguments of :func:`add_gradients`.
 
         Raises:
             ConfigError: the networks or the loss cannot be compiled.
@@ -102,15 +118,16 @@ class CompiledGradients(Generic[Part]):
         data = part.tensors()
         layout = (weight, *[(x.shape, x.stride()) for x in data])
         program = self._programs.get(layout) or self._compile(layout, part, weight)
-        inputs = [*self._tensors, *data]
+        if max_norm not in self._limits:
+            self._limits[max_norm] = torch.full_like(self._no_limit, max_norm)
+        inputs = [self._limits[max_norm], *self._tensors, *data]
         with torch.no_grad():
             outputs = program.run(*inputs)
         gradients, others = outputs[: len(program.trained)], outputs[len(program.trained) :]
         for parameter, gradient in zip(program.trained, gradients, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        norm, terms, computed = others[0], others[1 : 1 + len(program.terms)], others[1 + len(program.terms) :]
-        available = [*computed, *inputs]
-        return Outcome(dict(zip(program.terms, terms, strict=True)), [available[i] for i in program.kept], norm)
+        available = [*others[len(program.terms) :], *inputs]
+        return Outcome(dict(zip(program.terms, others, strict=False)), [available[i] for i in program.kept])
 
     def _compile(self, layout: Any, part: Part, weight: float) -> Program:
         device = self._tensors[0].device
@@ -135,7 +152,8 @@ class CompiledGradients(Generic[Part]):
 
         def step(*inputs: Tensor) -> list[Tensor]:
             """The outputs of a program as a function of its inputs."""
-            tensors, data = dict(zip(self._names, inputs, strict=False)), iter(inputs[len(self._names) :])
+            max_norm, *rest = inputs
+            tensors, data = dict(zip(self._names, rest, strict=False)), iter(rest[len(self._names) :])
             variables = {name: tensors[name].detach().requires_grad_() for name in self._trained}
             same_part = part.map(lambda _: next(data))
             loss, terms, outputs = torch.func.functional_call(self._caller, tensors | variables, (same_part,))
@@ -148,11 +166,11 @@ class CompiledGradients(Generic[Part]):
             computed = list({id(x): x for x in computed}.values())
             available = [*map(id, computed), *map(id, inputs)]
             kept[:] = [available.index(id(x)) for x in outputs]
-            norm = torch.stack([x.square().sum() for x in gradients]).sum().sqrt()
-            return [*gradients, norm, *terms.values(), *computed]
+            clip_gradients_(gradients, max_norm)
+            return [*gradients, *terms.values(), *computed]
 
-        inputs = [*self._tensors, *part.tensors()]
-        graph = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        inputs = [self._no_limit, *self._tensors, *part.tensors()]
+        graph = make_fx(step, _DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         with torch.no_grad():
             run = inductor(graph, inputs, options=options)
         return Program(run, trained, names, kept)

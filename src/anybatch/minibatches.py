@@ -19,6 +19,9 @@ from anybatch.config.chunks import time_chunks
 from anybatch.observations import Inputs, Observation, Sequences, leaves, map_observation
 
 
+_SMALL = 16 << 20  # bytes
+
+
 class RunGenerators(tuple[torch.Generator, ...]):
     """A CPU generator for each of R stacked runs, which draws the numbers of that run trained alone."""
 
@@ -64,6 +67,11 @@ class FlatRecord(TensorRecord):
         return self.value_target.shape[-1]
 
     @property
+    def run_axis(self) -> bool:
+        """Whether the samples are those of stacked runs."""
+        return self.value_target.dim() > 1
+
+    @property
     def runs(self) -> int:
         """Number of stacked runs R; 1 without a run axis."""
         return self.value_target.numel() // len(self)
@@ -73,10 +81,10 @@ class FlatRecord(TensorRecord):
 
         One of ``steps`` samples that stay together is the least, whatever ``max_samples``.
         """
-        pieces = equal_cuts(len(self) // self.steps, max(1, max_samples // self.steps))
-        if len(pieces) == 1:
+        if len(self) <= max(max_samples, self.steps):
             yield self
             return
+        pieces = equal_cuts(len(self) // self.steps, max(1, max_samples // self.steps))
         cuts = [slice(piece.start * self.steps, piece.stop * self.steps) for piece in pieces]
         before = (slice(None),) * (self.value_target.dim() - 1)
         for cut in cuts:
@@ -196,11 +204,14 @@ def shuffled(
         rest = tensor.shape[len(runs) + 2 :]
         return tensor.reshape(-1, steps // chunks, *rest)[index.flatten()].view(*index.shape[:-1], -1, *rest)
 
+    def gather_each(tensor: Tensor) -> Iterator[Tensor]:
+        """Its samples in each minibatch: of a large one, such as images, one by one, since a copy of all would count."""
+        if tensor.nbytes > _SMALL:
+            return (gather(tensor, index) for index in order)
+        return iter(gather(tensor, order).unbind())
+
     present = [field.name for field in fields(Batch) if getattr(batch, field.name) is not None]
-    names = [name for name in present if name != "observation"]
     together = 1 if batch.state is None else steps // chunks
-    gathered = [gather(getattr(batch, name), order).unbind() for name in names]
-    for index, *tensors in zip(order, *gathered, strict=True):
-        # one minibatch at a time: observations are so large that a copy of the whole epoch would count
-        observation = map_observation(lambda tensor, index=index: gather(tensor, index), batch.observation)  # type: ignore[misc]
-        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)), steps=together)
+    each = {name: map_observation(gather_each, getattr(batch, name)) for name in present}
+    for _ in range(minibatches):
+        yield Minibatch(**{name: map_observation(next, tensors) for name, tensors in each.items()}, steps=together)

@@ -24,7 +24,7 @@ from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
 from anybatch.objectives import LogProbs, check_alike, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
-from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients, stepper
+from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients, gradients_of, stepper
 from anybatch.proximal import ProximalPolicy
 from anybatch.system.signals import Interrupts
 
@@ -53,11 +53,11 @@ class Learner:
 
     def gradients(
         self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
-    ) -> Callable[[Part, float], Outcome]:
+    ) -> Callable[[Part, float, float | None], Outcome]:
         """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if the configuration says so."""
         losses = functools.partial(losses_of, learner=self)
         if not self.config.compile:
-            return functools.partial(add_gradients, losses)
+            return functools.partial(add_gradients, losses, parameters)
         modules = [self.agent] if self.proximal.module is None else [self.agent, self.proximal.module]
         return CompiledGradients(losses, modules, parameters, self.programs.setdefault(losses_of, {}))
 
@@ -130,24 +130,24 @@ def _epochs(
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     add_gradients, step = learner.gradients(losses_of, parameters), stepper(optimizer)
+    micro_batch, max_norm = learner.micro_batch, config.optimizer.max_grad_norm
     for epoch in range(epochs):
         if epoch:  # a single one needs no progress
             show(f"policy phase: epoch {epoch + 1:,} of {epochs:,}")
+        noise = learner.noise if group != "value" and epoch == 0 else None  # later epochs see the same samples again
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle, config.optimizer.shuffle):
-            for part in minibatch.micro_batches(learner.micro_batch):  # bounds memory; the gradients add up to the same
+            # whether nothing comes between the gradients and clipping, so that a program can do both
+            at_once = len(minibatch) <= micro_batch and noise is None and not is_distributed()
+            for part in minibatch.micro_batches(micro_batch):  # bounds memory; the gradients add up to the same
                 check_interrupt_if_single_worker(learner.interrupts)
                 weight = len(part) / len(minibatch)
-                terms, samples, norm = add_gradients(part, weight)
+                terms, samples = add_gradients(part, weight, max_norm if at_once else None)
                 averages.add(terms, weight, samples)
-            mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
-            if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
-                learner.noise.add(parameters, optimizer, round(config.optimization_batch))
-            clip_gradients_(
-                parameters,
-                config.optimizer.max_grad_norm,
-                run_axis=batch.advantage.dim() > 2,
-                norm=norm if weight == 1 and not is_distributed() else None,
-            )
+            if not at_once:
+                mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
+                if noise:
+                    noise.add(parameters, optimizer, round(config.optimization_batch))
+                clip_gradients_(gradients_of(parameters), max_norm, run_axis=minibatch.run_axis)
             step()
             drop_gradients(parameters)
             if group != "value":

@@ -116,7 +116,7 @@ class PolicySamples:
 class Averages:
     """Averages statistics over the gradient steps of an iteration.
 
-    Those of the policies are computed once, at the end, from values kept at each step: step by step they would take
+    They are computed once, at the end, from values kept at each step: step by step those of the policies would take
     longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
     the policy that sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs
     of its own on a shared encoder.
@@ -131,9 +131,9 @@ class Averages:
         """
         self._distribution = distribution
         self._config = config
-        # by the names that come together: adding one vector is cheaper than adding its entries one by one
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = {}
+        # by the names that come together, one after the other, with their weights
+        self._losses: dict[tuple[str, ...], list[Tensor]] = {}
+        self._weights: dict[tuple[str, ...], list[float]] = {}
         self._samples: list[Sequence[Tensor]] = []
         self._gradient_steps = 0
 
@@ -147,9 +147,8 @@ class Averages:
                 the policies' statistics out. All minibatches are equally large.
         """
         names = tuple(losses)
-        values = torch.stack(list(losses.values())) * weight
-        self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
-        self._weights[names] = self._weights.get(names, 0.0) + weight
+        self._losses.setdefault(names, []).extend(losses.values())
+        self._weights.setdefault(names, []).append(weight)
         if samples:
             self._samples.append(samples)
 
@@ -160,8 +159,11 @@ class Averages:
     def result(self) -> dict[str, Any]:
         """The averages by name, and the number of ``gradient_steps``; floats, or lists of R floats for R runs."""
         averages = self._of_policies()
-        for names, values in self._sums.items():
-            averages |= zip(names, (values.double() / self._weights[names]).tolist(), strict=True)
+        for names, losses in self._losses.items():
+            values = torch.stack(losses).double().unflatten(0, (-1, len(names)))  # (S, names), or (S, names, R)
+            weights = torch.tensor(self._weights[names], dtype=torch.float64, device=values.device)
+            means = torch.tensordot(weights / weights.sum(), values, 1)
+            averages |= zip(names, means.tolist(), strict=True)
         return {**averages, "gradient_steps": self._gradient_steps}
 
     @torch.no_grad()
