@@ -73,7 +73,7 @@ class Program(NamedTuple):
 
     run: Callable[..., Sequence[Tensor]]
     """Takes the largest norm, and the tensors of networks and data; returns gradients, terms, and computed outputs."""
-    trained: list[Parameter]
+    trained: list[Tensor]
     """Parameters that have a gradient, in its order."""
     terms: list[str]
     """Their names."""
@@ -118,7 +118,7 @@ class CompiledGradients(Generic[Part]):
         data = part.tensors()
         layout = (weight, *[(x.shape, x.stride()) for x in data])
         program = self._programs.get(layout) or self._compile(layout, part, weight)
-        if max_norm not in self._limits:
+        if max_norm is not None and max_norm not in self._limits:
             self._limits[max_norm] = torch.full_like(self._no_limit, max_norm)
         inputs = [self._limits[max_norm], *self._tensors, *data]
         with torch.no_grad():
@@ -146,7 +146,7 @@ class CompiledGradients(Generic[Part]):
         from torch._inductor import compile as inductor  # slow to import, and rarely needed
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        trained: list[Parameter] = []
+        trained: list[Tensor] = []
         names: list[str] = []
         kept: list[int] = []
 
@@ -158,7 +158,9 @@ class CompiledGradients(Generic[Part]):
             same_part = part.map(lambda _: next(data))
             loss, terms, outputs = torch.func.functional_call(self._caller, tensors | variables, (same_part,))
             every = torch.autograd.grad(loss * (weight * part.runs), list(variables.values()), allow_unused=True)
-            gradients = [x for x in every if x is not None]
+            # in the layout of the parameters, as autograd leaves them: the fused optimisers rely on it
+            pairs = [(x, y) for x, y in zip(variables.values(), every, strict=True) if y is not None]
+            gradients = [y if y.stride() == x.stride() else torch.empty_like(x).copy_(y) for x, y in pairs]
             trained[:] = [x for x, y in zip(self._trained.values(), every, strict=True) if y is not None]
             names[:] = terms
             # what is only handed through need not be an output
@@ -169,7 +171,7 @@ class CompiledGradients(Generic[Part]):
             clip_gradients_(gradients, max_norm)
             return [*gradients, *terms.values(), *computed]
 
-        inputs = [self._no_limit, *self._tensors, *part.tensors()]
+        inputs: list[Any] = [self._no_limit, *self._tensors, *part.tensors()]
         graph = make_fx(step, _DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         with torch.no_grad():
             run = inductor(graph, inputs, options=options)

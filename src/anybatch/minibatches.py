@@ -18,7 +18,6 @@ from torch import Tensor
 from anybatch.config.chunks import time_chunks
 from anybatch.observations import Inputs, Observation, Sequences, leaves, map_observation
 
-
 _SMALL = 16 << 20  # bytes
 
 
@@ -205,7 +204,7 @@ def shuffled(
         return tensor.reshape(-1, steps // chunks, *rest)[index.flatten()].view(*index.shape[:-1], -1, *rest)
 
     def gather_each(tensor: Tensor) -> Iterator[Tensor]:
-        """Its samples in each minibatch: of a large one, such as images, one by one, since a copy of all would count."""
+        """Its samples in each minibatch; of a large one, such as images, one at a time, since a copy of all counts."""
         if tensor.nbytes > _SMALL:
             return (gather(tensor, index) for index in order)
         return iter(gather(tensor, order).unbind())

@@ -129,7 +129,7 @@ def stepper(optimizer: Optimizer) -> Callable[[], None]:
     if type(optimizer) is not Adam or len(optimizer.param_groups) > 1 or not optimizer.defaults["fused"]:
         return optimizer.step
     group = optimizer.param_groups[0]
-    parameters: list[Parameter] = group["params"]
+    parameters: list[Tensor] = group["params"]
     if any(x not in optimizer.state for x in parameters):  # the first step, or one of parameters without gradient
         return optimizer.step
     states = [optimizer.state[x] for x in parameters]
@@ -143,8 +143,8 @@ def stepper(optimizer: Optimizer) -> Callable[[], None]:
 
     @torch.no_grad()
     def step() -> None:
-        gradients = [x.grad for x in parameters]
-        if any(x is None for x in gradients):
+        gradients = [x.grad for x in parameters if x.grad is not None]
+        if len(gradients) < len(parameters):
             optimizer.step()
             return
         counts.add_(1)

@@ -55,10 +55,12 @@ class Learner:
         self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
     ) -> Callable[[Part, float, float | None], Outcome]:
         """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if the configuration says so."""
-        losses = functools.partial(losses_of, learner=self)
+        def losses(part: Part) -> Losses:
+            return losses_of(part, self)
+
         if not self.config.compile:
             return functools.partial(add_gradients, losses, parameters)
-        modules = [self.agent] if self.proximal.module is None else [self.agent, self.proximal.module]
+        modules = [x for x in (self.agent, self.proximal.module) if x is not None]
         return CompiledGradients(losses, modules, parameters, self.programs.setdefault(losses_of, {}))
 
     @property

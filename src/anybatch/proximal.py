@@ -24,8 +24,9 @@ Number = TypeVar("Number", float, Tensor, float | Tensor)
 class ProximalPolicy(Protocol):
     """Interface of a proximal policy."""
 
-    module: nn.Module | None
-    """A network with weights of its own, if it has one."""
+    @property
+    def module(self) -> nn.Module | None:
+        """A network with weights of its own, if it has one."""
 
     def before_iteration(self) -> None:
         """Prepare for the first gradient step of an iteration."""
@@ -81,7 +82,7 @@ class BehaviorProximal:
 class _FrozenCopy:
     """Base of proximal policies that are a network with weights of their own."""
 
-    module: nn.Module | None
+    module: nn.Module
 
     def params(self, minibatch: Minibatch) -> Tensor:
         """Compute the copy's raw distribution parameters (B, P)."""

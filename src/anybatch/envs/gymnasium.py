@@ -16,7 +16,6 @@ from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
 
-
 _NONE = np.empty(0, np.int64)
 
 
