@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,8 +49,9 @@ class TensorRecord:
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order in which :meth:`map` visits them."""
-        values = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
-        return [x for value in values if isinstance(value, (Tensor, dict)) for x in leaves(value)]
+        values: list[Any] = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        observations: list[Observation] = [x for x in values if isinstance(x, (Tensor, dict))]
+        return [x for observation in observations for x in leaves(observation)]
 
 
 class FlatRecord(TensorRecord):
@@ -213,4 +214,5 @@ def shuffled(
     together = 1 if batch.state is None else steps // chunks
     each = {name: map_observation(gather_each, getattr(batch, name)) for name in present}
     for _ in range(minibatches):
-        yield Minibatch(**{name: map_observation(next, tensors) for name, tensors in each.items()}, steps=together)
+        tensors: dict[str, Any] = {name: map_observation(next, source) for name, source in each.items()}
+        yield Minibatch(**tensors, steps=together)

@@ -55,6 +55,7 @@ class Learner:
         self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
     ) -> Callable[[Part, float, float | None], Outcome]:
         """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if the configuration says so."""
+
         def losses(part: Part) -> Losses:
             return losses_of(part, self)
 
