@@ -59,10 +59,12 @@ def test_phases_learn_the_same(preset: Any, env: str, more: dict[str, Any], tmp_
     (weights, seen), (fused_weights, fused_seen) = learned
     for name, x in weights.items():
         assert not torch.equal(x, start[name])
+        # fp32 rounds to 6e-8, and sums in another order to a few times that; Adam divides by the gradient's size, so
+        # that 16 or 32 steps of 5e-4 may differ by 1e-6 of a weight near 0, and by less than 1e-4 of others
         torch.testing.assert_close(fused_weights[name], x, rtol=1e-4, atol=1e-6, msg=name)
     assert seen.keys() == fused_seen.keys()
     for name, number in seen.items():
-        assert fused_seen[name] == pytest.approx(number, rel=1e-3, abs=1e-5), name
+        assert fused_seen[name] == pytest.approx(number, rel=1e-3, abs=1e-5, nan_ok=True), name
 
 
 def test_a_compiled_run_resumes_bit_by_bit(tmp_path: Path) -> None:
