@@ -73,10 +73,10 @@ class Program(NamedTuple):
 
     run: Callable[..., Sequence[Tensor]]
     """Takes the largest norm, and the tensors of networks and data; returns gradients, terms, and computed outputs."""
-    trained: list[Tensor]
-    """Parameters that have a gradient, in its order."""
+    trained: list[str]
+    """Names of the parameters that have a gradient, in its order."""
     terms: list[str]
-    """Their names."""
+    """Names of the terms."""
     kept: list[int]
     """Indices of the outputs for statistics, among those that it computed and then its inputs."""
 
@@ -124,7 +124,8 @@ class CompiledGradients(Generic[Part]):
         with torch.no_grad():
             outputs = program.run(*inputs)
         gradients, others = outputs[: len(program.trained)], outputs[len(program.trained) :]
-        for parameter, gradient in zip(program.trained, gradients, strict=True):
+        for name, gradient in zip(program.trained, gradients, strict=True):
+            parameter = self._trained[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         available = [*others[len(program.terms) :], *inputs]
         return Outcome(dict(zip(program.terms, others, strict=False)), [available[i] for i in program.kept])
@@ -146,7 +147,7 @@ class CompiledGradients(Generic[Part]):
         from torch._inductor import compile as inductor  # slow to import, and rarely needed
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        trained: list[Tensor] = []
+        trained: list[str] = []
         names: list[str] = []
         kept: list[int] = []
 
@@ -159,9 +160,10 @@ class CompiledGradients(Generic[Part]):
             loss, terms, outputs = torch.func.functional_call(self._caller, tensors | variables, (same_part,))
             every = torch.autograd.grad(loss * (weight * part.runs), list(variables.values()), allow_unused=True)
             # in the layout of the parameters, as autograd leaves them: the fused optimisers rely on it
-            pairs = [(x, y) for x, y in zip(variables.values(), every, strict=True) if y is not None]
-            gradients = [y if y.stride() == x.stride() else torch.empty_like(x).copy_(y) for x, y in pairs]
-            trained[:] = [x for x, y in zip(self._trained.values(), every, strict=True) if y is not None]
+            present = {name: x for name, x in zip(variables, every, strict=True) if x is not None}
+            pairs = [(x, variables[name]) for name, x in present.items()]
+            gradients = [x if x.stride() == y.stride() else torch.empty_like(y).copy_(x) for x, y in pairs]
+            trained[:] = present
             names[:] = terms
             # what is only handed through need not be an output
             computed = [x for x in outputs if not any(x is y for y in inputs)]
