@@ -54,7 +54,7 @@ class Learner:
     def gradients(
         self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
     ) -> Callable[[Part, float, float | None], Outcome]:
-        """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if the configuration says so."""
+        """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if ``compile`` is set."""
 
         def losses(part: Part) -> Losses:
             return losses_of(part, self)
