@@ -75,7 +75,7 @@ def peers(record: dict[str, Any]) -> str:
     names = list(dict.fromkeys(name for case in cases.values() for name in case["rates"]))
     shapes = [
         f"{x['env'].removesuffix('-v1').removesuffix('-v4')} {x['num_envs']} x {x['steps']}, "
-        f"{x['minibatches']} minibatches, E = {x['epochs']}"
+        f"{x['minibatches']} minibatches, E = {x['epochs']}; rounds: {len(x['rates']['anybatch'])}"
         for x in cases.values()
     ]
     lines = [f"| | {' | '.join(shapes)} |", "|---" + "|---:" * len(cases) + "|"]
