@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from bench_common import RESULTS
 _MODES = {"core": "one core", "threads": "two cores, two threads", "ranks": "two cores, two workers"}
 
 
+def records(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, the newest last; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def newest(path: Path, *, gpu: bool = False) -> dict[str, Any] | None:
     """The last record of a file, of those on a GPU or of those without; None if there is none."""
-    if not path.exists():
-        return None
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [one for one in records if str(one.get("settings", {}).get("device", "cpu")).startswith("cuda") == gpu]
+    found = [
+        one for one in records(path) if str(one.get("settings", {}).get("device", "cpu")).startswith("cuda") == gpu
+    ]
     return found[-1] if found else None
 
 
@@ -64,6 +69,26 @@ def small(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", machine(record)])
 
 
+def peers(record: dict[str, Any]) -> str:
+    """The newest measurement of each case of `make bench-peers`, in Markdown, with the machine below it."""
+    cases = {one["case"]: one for one in records(RESULTS / "bench_peers.jsonl")}
+    names = list(dict.fromkeys(name for case in cases.values() for name in case["rates"]))
+    shapes = [
+        f"{x['env'].removesuffix('-v1').removesuffix('-v4')} {x['num_envs']} x {x['steps']}, "
+        f"{x['minibatches']} minibatches, E = {x['epochs']}; rounds: {len(x['rates']['anybatch'])}"
+        for x in cases.values()
+    ]
+    lines = [f"| | {' | '.join(shapes)} |", "|---" + "|---:" * len(cases) + "|"]
+    for name in names:
+        cells = []
+        for case in cases.values():
+            rates, reference = case["rates"].get(name), case["rates"]["Stable-Baselines3"]
+            times = [x / y for x, y in zip(rates or (), reference, strict=bool(rates))]
+            cells.append(f"{statistics.median(rates):,.0f} ({statistics.median(times):.2f})" if rates else "")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", machine(record)])
+
+
 def machine(record: dict[str, Any]) -> str:
     """Where it was measured, in a sentence."""
     facts = record["machine"]
@@ -78,6 +103,7 @@ TABLES = {
     "bench": ("bench.jsonl", speed),
     "networks": ("bench.jsonl", networks),
     "bench-small": ("bench_small.jsonl", small),
+    "peers": ("bench_peers.jsonl", peers),
 }
 
 

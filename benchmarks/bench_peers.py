@@ -6,16 +6,22 @@
 
 The contenders take turns, each in a process of its own with one thread, and a round gives one ratio for each; the
 median over the rounds counts. Rates are environment steps per second of CPU time, which other programs on the machine
-disturb little. They cover sampling and optimisation after a first iteration, and so no imports. All train two networks
-of two layers of 64 with tanh, on the same Gymnasium environment in one process; ``anybatch on EnvPool`` shows the
-faster environment. TorchRL has no script without Hydra: its collector, its GAE and its loss run in the plain loop of
-its tutorial. SB3 and TorchRL also clip the gradient norm as anybatch does here; CleanRL clips the value loss too.
+disturb little. They cover sampling and optimisation after a first iteration, so neither imports, nor making the
+environments and the run folder, nor compiling. All train two networks of two layers of 64 with tanh, on the same
+Gymnasium environment in one process, but for the contenders on EnvPool. Compiled gradient steps come from a cache on
+disk, as they do in every run but the first; the seconds to fill it and to read it are measured once.
+
+TorchRL has no script without Hydra: its collector, its GAE and its loss run in the plain loop of its tutorial. SB3 and
+TorchRL also clip the gradient norm as anybatch does here; CleanRL clips the value loss too. CleanRL is timed by the
+difference of two lengths. Its script for continuous actions was written for Gymnasium 0.29: a copy runs in which
+TransformObservation gets the argument ``observation_space`` that Gymnasium 1 requires.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import re
 import resource
@@ -26,6 +32,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +65,24 @@ CASES = {
 }
 
 
-def anybatch(case: Case, family: str = "gym") -> float:
+def anybatch(case: Case, family: str = "gym", *, compiled: bool = False) -> float:
+    from anybatch.callbacks import Callback
     from anybatch.config.io import override
     from anybatch.presets import ppo, ppo_mujoco
     from anybatch.training import train
+
+    class Clock(Callback):
+        """The times at the end of each iteration."""
+
+        def __init__(self) -> None:
+            self.wall, self.cpu = [], []
+
+        def start(self, run: Any) -> None:
+            self.wall.append(time.monotonic())
+
+        def after_iteration(self, run: Any, row: dict[str, Any]) -> None:
+            self.wall.append(time.monotonic())
+            self.cpu.append(time.process_time())
 
     shared: dict[str, Any] = {
         "num_envs": case.num_envs,
@@ -68,9 +90,9 @@ def anybatch(case: Case, family: str = "gym") -> float:
         "minibatches": case.minibatches,
         "policy_epochs": case.epochs,
         "value_epochs": case.epochs,
-        "total_env_steps": case.env_steps,
         "device": "cpu",
         "precision": "fp32",
+        "compile": compiled,
         "optimizer.shuffle": "samples",
         "optimizer.max_grad_norm": 0.5,
         "log.tensorboard": False,
@@ -79,15 +101,13 @@ def anybatch(case: Case, family: str = "gym") -> float:
     cheetah = case.env.startswith("HalfCheetah")
     make = ppo_mujoco if cheetah else ppo
     config = make(f"{family}:{case.env}", **shared, **({} if cheetah else small))
+    clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        train(override(config, {"total_env_steps": config.iteration_batch}), Path(folder) / "first", quiet=True)
-        began = time.process_time()
-        train(config, Path(folder) / "run", seed=1, quiet=True)
-        return case.env_steps / (time.process_time() - began)
-
-
-def anybatch_on_envpool(case: Case) -> float:
-    return anybatch(case, "envpool")
+        total = case.env_steps + config.iteration_batch  # the first iteration is the warm-up
+        train(override(config, {"total_env_steps": total}), Path(folder) / "run", seed=1, callbacks=[clock], quiet=True)
+    times = [after - before for before, after in pairwise(clock.wall)]
+    print(f"FIRST {times[0] - statistics.median(times[1:]):.3g}")
+    return case.env_steps / (clock.cpu[-1] - clock.cpu[0])
 
 
 def sb3(case: Case) -> float:
@@ -192,7 +212,10 @@ def cleanrl(case: Case, checkout: Path) -> float:
 
 
 def _cleanrl_seconds(case: Case, checkout: Path, lengths: int) -> float:
-    script = "ppo.py" if case.env.startswith("CartPole") else "ppo_continuous_action.py"
+    name = "ppo.py" if case.env.startswith("CartPole") else "ppo_continuous_action.py"
+    source = (checkout / "cleanrl" / name).read_text()
+    clipping = "TransformObservation(env, lambda obs: np.clip(obs, -10, 10))"
+    source = source.replace(clipping, f"{clipping[:-1]}, env.observation_space)")
     flags = {
         "env-id": case.env,
         "num-envs": case.num_envs,
@@ -201,10 +224,11 @@ def _cleanrl_seconds(case: Case, checkout: Path, lengths: int) -> float:
         "update-epochs": case.epochs,
         "total-timesteps": case.env_steps * lengths,
     }
-    command = [sys.executable, str((checkout / "cleanrl" / script).resolve()), "--no-cuda"]
+    command = [sys.executable, name, "--no-cuda"]
     command += [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:  # it logs into its working directory
+        (Path(folder) / name).write_text(source)
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(done.stderr[-300:])
@@ -214,30 +238,70 @@ def _cleanrl_seconds(case: Case, checkout: Path, lengths: int) -> float:
 
 CONTENDERS: dict[str, tuple[Callable[[Case], float], str]] = {
     "anybatch": (anybatch, "gymnasium"),
-    "anybatch on EnvPool": (anybatch_on_envpool, "envpool"),
+    "anybatch, compile": (partial(anybatch, compiled=True), "gymnasium"),
+    "anybatch, compile, EnvPool": (partial(anybatch, family="envpool", compiled=True), "envpool"),
     "Stable-Baselines3": (sb3, "stable_baselines3"),
     "TorchRL": (torchrl, "torchrl"),
 }
 """Each with the package that it needs."""
 
 
-def measure(name: str, case: str, checkout: Path | None) -> float | None:
+@dataclass(frozen=True)
+class Measured:
+    """Environment steps per CPU second, and seconds that the first iteration took longer than the others."""
+
+    rate: float
+    first: float | None
+
+
+def measure(name: str, case: str, checkout: Path | None, cache: str) -> Measured | None:
     """Train in a new process on one core; None if it failed, with the reason on stderr."""
     command = [sys.executable, __file__, "--alone", name, "--cases", case]
-    command += ["--cleanrl", str(checkout)] if checkout else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores()[-1:]),
-    )
+    command += ["--cleanrl", str(checkout.resolve())] if checkout else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": cache}
+    with tempfile.TemporaryDirectory() as folder:  # MuJoCo logs into the working directory
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores()[-1:]),
+        )
     rates = re.findall(r"^RATE ([\d.e+]+)$", done.stdout, re.MULTILINE)
     if not rates:
         print(f"{name}, {case}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}", file=sys.stderr)
         return None
-    return float(rates[0])
+    first = re.findall(r"^FIRST (\S+)$", done.stdout, re.MULTILINE)
+    return Measured(float(rates[0]), float(first[0]) if first else None)
+
+
+def compare(label: str, names: list[str], rounds: int, checkout: Path | None) -> dict[str, Any]:
+    """Measure a case, all contenders in turn, and print the result."""
+    results: dict[str, list[Measured]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as cache:
+        cold = {name: measure(name, label, checkout, cache) for name in names if "compile" in name}
+        for number in range(rounds):
+            for name in names if number % 2 == 0 else names[::-1]:
+                result = measure(name, label, checkout, cache)
+                results[name] += [result] if result else []
+    rates = {name: [x.rate for x in values] for name, values in results.items() if len(values) == rounds}
+    print(f"\n{label}: {CASES[label]}")
+    for name, values in rates.items():
+        versus = [theirs / reference for theirs, reference in zip(values, rates[REFERENCE], strict=True)]
+        print(
+            f"  {name:27} {statistics.median(values):9,.0f} steps/CPU s, "
+            f"{statistics.median(versus):5.2f} times {REFERENCE} ({min(versus):.2f} to {max(versus):.2f})",
+            flush=True,
+        )
+    # the second compiled contender may find the programs of the first, whose networks have the same shapes
+    warm = [x.first for name in cold for x in results[name] if x.first]
+    seconds = {"cold": next((x.first for x in cold.values() if x), None), "warm": statistics.median(warm or [math.nan])}
+    print(f"  seconds to compile: {seconds['cold']} at first, {seconds['warm']:.3g} from the cache")
+    return {"rates": rates, "compile_seconds": seconds}
+
+
+REFERENCE = "Stable-Baselines3"
 
 
 def main() -> None:
@@ -258,21 +322,8 @@ def main() -> None:
     facts = machine_facts()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     for label in arguments.cases:
-        rates: dict[str, list[float]] = {name: [] for name in names}
-        for number in range(arguments.rounds):
-            for name in names if number % 2 == 0 else names[::-1]:
-                rate = measure(name, label, arguments.cleanrl)
-                rates[name] += [rate] if rate else []
-        rates = {name: values for name, values in rates.items() if len(values) == arguments.rounds}
-        print(f"\n{label}: {CASES[label]}")
-        for name, values in rates.items():
-            ratios = [ours / theirs for ours, theirs in zip(rates["anybatch"], values, strict=True)]
-            print(
-                f"  {name:20} {statistics.median(values):9,.0f} steps/CPU s; "
-                f"anybatch is {statistics.median(ratios):5.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})",
-                flush=True,
-            )
-        append_json(arguments.out, {"machine": facts, "case": label, **asdict(CASES[label]), "rates": rates})
+        result = compare(label, names, arguments.rounds, arguments.cleanrl)
+        append_json(arguments.out, {"machine": facts, "case": label, **asdict(CASES[label]), **result})
 
 
 if __name__ == "__main__":

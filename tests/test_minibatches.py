@@ -119,6 +119,20 @@ def test_the_order_depends_on_the_generator_alone() -> None:
     assert torch.equal(torch.cat([m.action for m in shuffled(changed, 4, generator(1))]), first)
 
 
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_large_observations_are_gathered_one_minibatch_at_a_time(
+    as_dict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same result as small ones."""
+    batch = numbered(4, 6, as_dict=as_dict)
+    small = [x.tensors() for x in shuffled(batch, 4, generator())]
+    monkeypatch.setattr("anybatch.minibatches._SMALL", 0)
+    large = [x.tensors() for x in shuffled(batch, 4, generator())]
+    for tensors, others in zip(small, large, strict=True):
+        assert len(tensors) == (7 if as_dict else 6)
+        assert all(map(torch.equal, tensors, others))
+
+
 def test_every_trajectory_can_land_in_every_minibatch() -> None:
     seen = {(int(n) // 2, m) for seed in range(40) for m, x in enumerate(deal(numbered(4, 2), 2, seed)) for n in x}
     assert seen == {(env, m) for env in range(4) for m in range(2)}

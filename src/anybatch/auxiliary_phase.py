@@ -26,13 +26,14 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.state import Slot, State, of_rank
 from anybatch.errors import DivergenceError
+from anybatch.gradients import Losses
 from anybatch.minibatches import Batch, Generators, RunGenerators, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
 from anybatch.optimizers import StepSizes, drop_gradients, make_optimizer
 from anybatch.phase_storage.prefetch import read_ahead
 from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
-from anybatch.policy_phase import Learner, fused
+from anybatch.policy_phase import Learner
 
 _COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
 
@@ -75,7 +76,6 @@ class AuxiliaryPhase:
         self._chunks = auxiliary_time_chunks(
             layout.segments, layout.num_envs, layout.steps, config.aux.minibatches_per_epoch
         )
-        self._losses = fused(_losses) if config.compile else _losses
         self._worker_weight = layout.num_envs / learner.config.env.num_envs  # this worker's fraction of a minibatch
         self._steps = 0  # gradient steps done in this auxiliary phase
         self._has_old_params = False
@@ -163,13 +163,13 @@ class AuxiliaryPhase:
         return read_ahead(lambda chunks: self.store.minibatch(chunks, length).pin_memory(), order)
 
     def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
+        add_gradients = self._learner.gradients(_losses, self._parameters)
         for part in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
             check_interrupt_if_single_worker(self._learner.interrupts)
             weight = len(part) / len(minibatch)
-            loss, terms = self._losses(part.to(self._device), self._learner)
+            terms = add_gradients(part.to(self._device), weight, None).terms["of_columns"]
             if not bool(torch.isfinite(terms).all(0).any()):
                 raise DivergenceError("the loss of the auxiliary phase is not finite; lower aux.step_size")
-            (loss * (weight * part.runs)).backward()  # each run's gradient is that of its own loss
             self._sums += terms.double().cpu() * weight
         mean_gradients_(self._parameters, self._worker_weight, self._learner.interrupts)
         self.optimizer.step()
@@ -246,7 +246,7 @@ class AuxiliaryPhase:
         return {**merged, "shuffle": shuffle, "segments": self.store.split(merged["segments"], slot)}
 
 
-def _losses(minibatch: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Tensor]:
+def _losses(minibatch: AuxiliaryMinibatch, learner: Learner) -> Losses:
     """The joint loss, and its terms in the order of the columns, (3,), or (3, R) for R runs."""
     params, value, auxiliary_value = learner.agent.all_heads(minibatch.observation)
     distribution = learner.action_spec.distribution
@@ -255,4 +255,4 @@ def _losses(minibatch: AuxiliaryMinibatch, learner: Learner) -> tuple[Tensor, Te
     loss = auxiliary_loss(value, auxiliary_value, target, kl, clone_coefficient=clone_coefficient)
     with torch.no_grad():
         errors = [0.5 * (x - target).square().mean(-1) for x in (value, auxiliary_value)]
-        return loss, torch.stack([*errors, kl.mean(-1)])
+        return loss, {"of_columns": torch.stack([*errors, kl.mean(-1)])}, []

@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from anybatch.config.chunks import time_chunks
-from anybatch.observations import Inputs, Observation, Sequences, map_observation
+from anybatch.observations import Inputs, Observation, Sequences, leaves, map_observation
+
+_SMALL = 16 << 20  # bytes
 
 
 class RunGenerators(tuple[torch.Generator, ...]):
@@ -45,6 +47,12 @@ class TensorRecord:
         tensors: dict[str, Observation] = {name: x for name, x in values.items() if isinstance(x, Tensor | dict)}
         return replace(self, **{name: map_observation(function, x) for name, x in tensors.items()})  # type: ignore[type-var]
 
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order in which :meth:`map` visits them."""
+        values: list[Any] = [getattr(self, field.name) for field in fields(self)]  # type: ignore[arg-type]
+        observations: list[Observation] = [x for x in values if isinstance(x, (Tensor, dict))]
+        return [x for observation in observations for x in leaves(observation)]
+
 
 class FlatRecord(TensorRecord):
     """Base of records whose samples are flattened to one axis, (B, ...), or (R, B, ...) for R stacked runs."""
@@ -59,6 +67,11 @@ class FlatRecord(TensorRecord):
         return self.value_target.shape[-1]
 
     @property
+    def run_axis(self) -> bool:
+        """Whether the samples are those of stacked runs."""
+        return self.value_target.dim() > 1
+
+    @property
     def runs(self) -> int:
         """Number of stacked runs R; 1 without a run axis."""
         return self.value_target.numel() // len(self)
@@ -68,10 +81,10 @@ class FlatRecord(TensorRecord):
 
         One of ``steps`` samples that stay together is the least, whatever ``max_samples``.
         """
-        pieces = equal_cuts(len(self) // self.steps, max(1, max_samples // self.steps))
-        if len(pieces) == 1:
+        if len(self) <= max(max_samples, self.steps):
             yield self
             return
+        pieces = equal_cuts(len(self) // self.steps, max(1, max_samples // self.steps))
         cuts = [slice(piece.start * self.steps, piece.stop * self.steps) for piece in pieces]
         before = (slice(None),) * (self.value_target.dim() - 1)
         for cut in cuts:
@@ -191,11 +204,15 @@ def shuffled(
         rest = tensor.shape[len(runs) + 2 :]
         return tensor.reshape(-1, steps // chunks, *rest)[index.flatten()].view(*index.shape[:-1], -1, *rest)
 
+    def gather_each(tensor: Tensor) -> Iterator[Tensor]:
+        """Its samples in each minibatch; of a large one, such as images, one at a time, since a copy of all counts."""
+        if tensor.nbytes > _SMALL:
+            return (gather(tensor, index) for index in order)
+        return iter(gather(tensor, order).unbind())
+
     present = [field.name for field in fields(Batch) if getattr(batch, field.name) is not None]
-    names = [name for name in present if name != "observation"]
     together = 1 if batch.state is None else steps // chunks
-    gathered = [gather(getattr(batch, name), order).unbind() for name in names]
-    for index, *tensors in zip(order, *gathered, strict=True):
-        # one minibatch at a time: observations are so large that a copy of the whole epoch would count
-        observation = map_observation(lambda tensor, index=index: gather(tensor, index), batch.observation)  # type: ignore[misc]
-        yield Minibatch(observation, **dict(zip(names, tensors, strict=True)), steps=together)
+    each = {name: map_observation(gather_each, getattr(batch, name)) for name in present}
+    for _ in range(minibatches):
+        tensors: dict[str, Any] = {name: map_observation(next, source) for name, source in each.items()}
+        yield Minibatch(**tensors, steps=together)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, Optimizer
 
@@ -93,21 +94,63 @@ class StepSizes:
             group["lr"] = initial * factor(self._schedule, fraction)
 
 
-def clip_gradients_(parameters: list[Parameter], max_norm: float | None, *, run_axis: bool = False) -> None:
-    """Scale gradients in place so that their joint norm is at most ``max_norm``; None leaves them.
+def clip_gradients_(gradients: list[Tensor], max_norm: float | Tensor | None, *, run_axis: bool = False) -> None:
+    """Scale gradients in place so that their joint norm is at most ``max_norm``, as PyTorch's ``clip_grad_norm_`` does.
 
-    With ``run_axis`` parameters are (R, ...), and each of R stacked runs has a norm of its own.
+    Args:
+        gradients: of all parameters, on one device; with ``run_axis`` (R, ...), and each of R stacked runs has a norm
+            of its own.
+        max_norm: a number or a scalar; None leaves them.
+        run_axis: whether gradients have a run axis.
     """
     if max_norm is None:
         return
     if not run_axis:
-        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # the epsilon of clip_grad_norm_
         return
-    gradients = [x.grad for x in parameters if x.grad is not None]
     norm = torch.stack([x.flatten(1).norm(dim=1) for x in gradients]).norm(dim=0)
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # the epsilon of clip_grad_norm_
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def gradients_of(parameters: Sequence[Parameter]) -> list[Tensor]:
+    """The gradients of the parameters that have one."""
+    return [x.grad for x in parameters if x.grad is not None]
+
+
+def stepper(optimizer: Optimizer) -> Callable[[], None]:
+    """``optimizer.step``, for Adam in a quarter of its time on small networks.
+
+    The result serves until the optimiser's state is loaded. It looks up the state once, and leaves out what PyTorch
+    repeats for hooks, gradient scalers and several devices.
+    """
+    if type(optimizer) is not Adam or len(optimizer.param_groups) > 1 or not optimizer.defaults["fused"]:
+        return optimizer.step
+    group = optimizer.param_groups[0]
+    parameters: list[Tensor] = group["params"]
+    if any(x not in optimizer.state for x in parameters):  # the first step, or one of parameters without gradient
+        return optimizer.step
+    states = [optimizer.state[x] for x in parameters]
+    counts = torch.stack([state["step"] for state in states])
+    for state, count in zip(states, counts, strict=True):
+        state["step"] = count  # in the memory of all, to which one operation adds 1
+    averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    names = ("lr", "eps", "weight_decay", "amsgrad", "maximize")
+    beta1, beta2 = group["betas"]
+    numbers = {**{name: group[name] for name in names}, "beta1": beta1, "beta2": beta2}
+
+    @torch.no_grad()
+    def step() -> None:
+        gradients = [x.grad for x in parameters if x.grad is not None]
+        if len(gradients) < len(parameters):
+            optimizer.step()
+            return
+        counts.add_(1)
+        torch._fused_adam_(parameters, gradients, averages, squares, [], steps, **numbers)
+
+    return step
 
 
 def drop_gradients(parameters: list[Parameter]) -> None:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from anybatch.config.schedules import scheduled_policy
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
-from anybatch.distributed.collectives import check_interrupt_if_single_worker, mean_gradients_
+from anybatch.distributed.collectives import check_interrupt_if_single_worker, is_distributed, mean_gradients_
 from anybatch.errors import DivergenceError
+from anybatch.gradients import CompiledGradients, Losses, Outcome, Part, Program, add_gradients
 from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
 from anybatch.objectives import LogProbs, check_alike, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
-from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients
+from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients, gradients_of, stepper
 from anybatch.proximal import ProximalPolicy
 from anybatch.system.signals import Interrupts
 
@@ -46,6 +48,21 @@ class Learner:
     """Estimates the gradient noise scale; None leaves it out."""
     policy_statistics: bool = True
     """Whether to compute :func:`~anybatch.diagnostics.statistics.policy_statistics`."""
+    programs: dict[Callable[..., Any], dict[Any, Program]] = field(default_factory=dict)
+    """Compiled programs of each loss, if ``compile`` is set."""
+
+    def gradients(
+        self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
+    ) -> Callable[[Part, float, float | None], Outcome]:
+        """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if ``compile`` is set."""
+
+        def losses(part: Part) -> Losses:
+            return losses_of(part, self)
+
+        if not self.config.compile:
+            return functools.partial(add_gradients, losses, parameters)
+        modules = [x for x in (self.agent, self.proximal.module) if x is not None]
+        return CompiledGradients(losses, modules, parameters, self.programs.setdefault(losses_of, {}))
 
     @property
     def micro_batch(self) -> int:
@@ -115,44 +132,30 @@ def _epochs(
 ) -> None:
     config = learner.config
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
-    losses_of = fused(losses_of) if config.compile else losses_of
+    add_gradients, step = learner.gradients(losses_of, parameters), stepper(optimizer)
+    micro_batch, max_norm = learner.micro_batch, config.optimizer.max_grad_norm
     for epoch in range(epochs):
         if epoch:  # a single one needs no progress
             show(f"policy phase: epoch {epoch + 1:,} of {epochs:,}")
+        noise = learner.noise if group != "value" and epoch == 0 else None  # later epochs see the same samples again
         for minibatch in shuffled(batch, config.optimizer.minibatches, learner.shuffle, config.optimizer.shuffle):
-            for part in minibatch.micro_batches(learner.micro_batch):  # bounds memory; the gradients add up to the same
+            # whether nothing comes between the gradients and clipping, so that a program can do both
+            at_once = len(minibatch) <= micro_batch and noise is None and not is_distributed()
+            for part in minibatch.micro_batches(micro_batch):  # bounds memory; the gradients add up to the same
                 check_interrupt_if_single_worker(learner.interrupts)
                 weight = len(part) / len(minibatch)
-                loss, terms, samples = losses_of(part, learner)
-                # a loss is a mean over all runs, and each run's gradient is that of its own loss
-                (loss * (weight * part.runs)).backward()
+                terms, samples = add_gradients(part, weight, max_norm if at_once else None)
                 averages.add(terms, weight, samples)
-            mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
-            if learner.noise and group != "value" and epoch == 0:  # later epochs see the same samples again
-                learner.noise.add(parameters, optimizer, round(config.optimization_batch))
-            clip_gradients_(parameters, config.optimizer.max_grad_norm, run_axis=batch.advantage.dim() > 2)
-            optimizer.step()
+            if not at_once:
+                mean_gradients_(parameters, len(minibatch) / config.optimization_batch, learner.interrupts)
+                if noise:
+                    noise.add(parameters, optimizer, round(config.optimization_batch))
+                clip_gradients_(gradients_of(parameters), max_norm, run_axis=minibatch.run_axis)
+            step()
             drop_gradients(parameters)
             if group != "value":
                 learner.proximal.after_gradient_step()  # theta_prox <- EWMA(theta)
                 averages.end_gradient_step()
-
-
-Result = TypeVar("Result")
-
-
-@functools.cache
-def fused(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Compile a module's function on its first call, forward and backward pass fused into few kernels.
-
-    For each configuration anew, since its numbers become constants. PyTorch keeps eight in a process (its
-    ``recompile_limit``), runs a ninth without compiling it, and warns.
-    """
-    return torch.compile(function, dynamic=False)  # shapes are few and fixed
-
-
-Losses: TypeAlias = tuple[Tensor, Mapping[str, Tensor], PolicySamples | None]
-"""A scalar loss with its gradient; its terms by name for the log; and the policies' outputs."""
 
 
 def _joint_losses(minibatch: Minibatch, learner: Learner) -> Losses:
@@ -167,7 +170,7 @@ def _policy_losses(minibatch: Minibatch, learner: Learner) -> Losses:
 
 
 def _value_losses(minibatch: Minibatch, learner: Learner) -> Losses:
-    return *_value_terms(minibatch, learner.agent.value(minibatch.inputs), learner), None
+    return *_value_terms(minibatch, learner.agent.value(minibatch.inputs), learner), []
 
 
 def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Losses:
@@ -188,9 +191,9 @@ def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Los
     terms = {"entropy": entropy.detach()}
     if entropy.dim() == 0:  # the loss of stacked runs is that of all together
         terms = {"policy_loss": loss.detach(), **terms}
-    samples = None
+    samples: list[Tensor] = []
     if learner.policy_statistics:
-        samples = PolicySamples(params, proximal_params, minibatch.behavior_params, logp)
+        samples = PolicySamples(params, proximal_params, minibatch.behavior_params, logp).tensors()
     return loss - _mean_over_runs(config.entropy_coefficient * entropy), terms, samples
 
 

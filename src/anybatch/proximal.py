@@ -24,6 +24,10 @@ Number = TypeVar("Number", float, Tensor, float | Tensor)
 class ProximalPolicy(Protocol):
     """Interface of a proximal policy."""
 
+    @property
+    def module(self) -> nn.Module | None:
+        """A network with weights of its own, if it has one."""
+
     def before_iteration(self) -> None:
         """Prepare for the first gradient step of an iteration."""
 
@@ -48,6 +52,8 @@ class ProximalPolicy(Protocol):
 
 class BehaviorProximal:
     """pi_prox = pi_behav, the coupled objectives of PPO: its outputs were recorded when the actions were sampled."""
+
+    module: nn.Module | None = None
 
     def before_iteration(self) -> None:
         pass

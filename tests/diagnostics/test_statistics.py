@@ -99,7 +99,7 @@ def test_what_the_policies_said_is_averaged_over_gradient_steps() -> None:
         alone.append(policy_statistics(theta, prox, behav, whole.logp, clip=0.05, max_importance_ratio=1.1))
         for cut in cuts:
             parts = (Categorical(d.params[cut]) for d in (theta, prox, behav))
-            averages.add({"x": torch.tensor(0.0)}, 0.5, samples(*parts, action[cut]))
+            averages.add({"x": torch.tensor(0.0)}, 0.5, samples(*parts, action[cut]).tensors())
         averages.end_gradient_step()
     result = averages.result()
     for name in alone[0].keys() - {"max_log_ratio"}:
@@ -118,11 +118,11 @@ def test_stacked_runs_have_their_own_statistics() -> None:
     for _ in range(3):
         params, action, losses = torch.randn(3, 2, 5, 4), torch.randint(0, 4, (2, 5)), torch.rand(2)
         theta, prox, behav = (Categorical(x) for x in params)
-        together.add({"x": losses}, 1.0, samples(theta, prox, behav, action))
+        together.add({"x": losses}, 1.0, samples(theta, prox, behav, action).tensors())
         together.end_gradient_step()
         for run, averages in enumerate(alone):
             theta, prox, behav = (Categorical(x[run]) for x in params)
-            averages.add({"x": losses[run]}, 1.0, samples(theta, prox, behav, action[run]))
+            averages.add({"x": losses[run]}, 1.0, samples(theta, prox, behav, action[run]).tensors())
             averages.end_gradient_step()
     result = together.result()
     for run, averages in enumerate(alone):

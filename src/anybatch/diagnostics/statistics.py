@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -107,15 +107,16 @@ class PolicySamples:
     """(B,) log-probabilities of the sampled actions."""
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, the log-probabilities last."""
-        logps = [getattr(self.logp, field.name).detach() for field in fields(LogProbs)]
-        return [self.params.detach(), self.proximal_params, self.behavior_params, *logps]
+        """All tensors, the log-probabilities last, as :meth:`Averages.add` takes them."""
+        logp = self.logp
+        recorded = [self.proximal_params, self.behavior_params, logp.theta.detach(), logp.proximal, logp.behavior]
+        return [self.params.detach(), *recorded, logp.importance]
 
 
 class Averages:
     """Averages statistics over the gradient steps of an iteration.
 
-    Those of the policies are computed once, at the end, from values kept at each step: step by step they would take
+    They are computed once, at the end, from values kept at each step: step by step those of the policies would take
     longer than the gradients of a small batch. ``max_log_ratio`` is that of the first step, where ``theta`` is still
     the policy that sampled, so that it shows rounding alone: on fresh data, and where the value function has no epochs
     of its own on a shared encoder.
@@ -130,27 +131,26 @@ class Averages:
         """
         self._distribution = distribution
         self._config = config
-        # by the names that come together: adding one vector is cheaper than adding its entries one by one
-        self._sums: dict[tuple[str, ...], Tensor] = {}
-        self._weights: dict[tuple[str, ...], float] = {}
-        self._samples: list[list[Tensor]] = []
+        # by the names that come together, one after the other, with their weights
+        self._losses: dict[tuple[str, ...], list[Tensor]] = {}
+        self._weights: dict[tuple[str, ...], list[float]] = {}
+        self._samples: list[Sequence[Tensor]] = []
         self._gradient_steps = 0
 
-    def add(self, losses: Mapping[str, Tensor], weight: float, samples: PolicySamples | None = None) -> None:
+    def add(self, losses: Mapping[str, Tensor], weight: float, samples: Sequence[Tensor] = ()) -> None:
         """Add part of a minibatch.
 
         Args:
             losses: scalars by name, (R,) for R runs; a name always comes with the same others.
             weight: the part's fraction of the minibatch.
-            samples: of the policies; None in a step of the value function alone, or to leave their statistics out. All
-                minibatches are equally large.
+            samples: :meth:`PolicySamples.tensors` of the part; empty in a step of the value function alone, or to leave
+                the policies' statistics out. All minibatches are equally large.
         """
         names = tuple(losses)
-        values = torch.stack(list(losses.values())) * weight
-        self._sums[names] = self._sums[names].add_(values) if names in self._sums else values
-        self._weights[names] = self._weights.get(names, 0.0) + weight
-        if samples is not None:
-            self._samples.append(samples.tensors())
+        self._losses.setdefault(names, []).extend(losses.values())
+        self._weights.setdefault(names, []).append(weight)
+        if samples:
+            self._samples.append(samples)
 
     def end_gradient_step(self) -> None:
         """Count a gradient step of the policy, whose parts are complete."""
@@ -159,8 +159,11 @@ class Averages:
     def result(self) -> dict[str, Any]:
         """The averages by name, and the number of ``gradient_steps``; floats, or lists of R floats for R runs."""
         averages = self._of_policies()
-        for names, values in self._sums.items():
-            averages |= zip(names, (values.double() / self._weights[names]).tolist(), strict=True)
+        for names, losses in self._losses.items():
+            values = torch.stack(losses).double().unflatten(0, (-1, len(names)))  # (S, names), or (S, names, R)
+            weights = torch.tensor(self._weights[names], dtype=torch.float64, device=values.device)
+            means = torch.tensordot(weights / weights.sum(), values, 1)
+            averages |= zip(names, means.tolist(), strict=True)
         return {**averages, "gradient_steps": self._gradient_steps}
 
     @torch.no_grad()

@@ -16,6 +16,8 @@ from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
 
+_NONE = np.empty(0, np.int64)
+
 
 class GymnasiumLoop:
     """N Gymnasium environments; see :class:`anybatch.envs.base.VectorEnv`.
@@ -98,8 +100,9 @@ class GymnasiumLoop:
         self._observations.check_finite(observation)
         self._observations.check_masks(observation)
         self._last = observation
-        final_index = np.flatnonzero(truncated & ~terminated)
+        final_index = _NONE
         if final is not None:
+            final_index = np.flatnonzero(truncated & ~terminated)
             final = take(final, final_index)
             self._observations.check_finite(final, final_index)
         numbers = None if self.episode_info is None else self.episode_info.pop()

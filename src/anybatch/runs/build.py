@@ -28,6 +28,7 @@ from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
+from anybatch.gradients import check_compiler
 from anybatch.models.agent import build_agent
 from anybatch.models.precision import prepare_device, resolve_device, resolve_precision
 from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
@@ -169,6 +170,7 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
         noise=_noise_scale(config, device) if config.log.noise_scale else None,
     )
     if config.compile:
+        check_compiler(device)
         _compile(learner)
     return learner
 

@@ -1,0 +1,87 @@
+"""The gradients of a minibatch, operation by operation and by compiled programs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from anybatch.config.schema import ModelConfig
+from anybatch.errors import ConfigError
+from anybatch.gradients import CompiledGradients, Losses, add_gradients, check_compiler
+from anybatch.minibatches import Minibatch
+from anybatch.models.agent import build_agent
+from anybatch.optimizers import gradients_of
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
+)
+
+
+def minibatch(observation: Tensor) -> Minibatch:
+    number = torch.arange(len(observation)).float()
+    return Minibatch(observation, number, number, number, number, value_target=number)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor with bf16")
+def test_programs_of_convolutions_in_bf16() -> None:
+    """On a CPU, where the library would run on oneDNN's own tensors, which Inductor does not know.
+
+    Gradients have the layout of their parameters, which the fused optimisers rely on, and add up over parts.
+    """
+    images, options = spaces.Box(0, 255, (8, 8, 3), np.uint8), {"channels": 4}
+    agent = build_agent(ModelConfig(options=options), images, spaces.Discrete(3), precision="bf16")
+    observation = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8)
+    parameters = list(agent.parameters())
+
+    def losses_of(part: Minibatch) -> Losses:
+        params, value = agent(part.inputs)
+        loss = params.square().mean() + (value - part.value_target).square().mean()
+        return loss, {"loss": loss.detach()}, [params.detach(), part.action]
+
+    def run(add: Callable[[Minibatch, float, float | None], Any], max_norm: float | None) -> tuple[Any, list[Tensor]]:
+        for x in parameters:
+            x.grad = None
+        outcome = add(minibatch(observation), 0.5, max_norm)
+        outcome = add(minibatch(observation), 0.5, None) if max_norm is None else outcome
+        return outcome, gradients_of(parameters)
+
+    compiled = CompiledGradients(losses_of, [agent], parameters, {})
+    for max_norm in (None, 0.1):
+        expected, gradients = run(partial(add_gradients, losses_of, parameters), max_norm)
+        outcome, ours = run(compiled, max_norm)
+        assert outcome.terms.keys() == {"loss"}
+        for x, y in zip([outcome.terms["loss"], *outcome.kept], [expected.terms["loss"], *expected.kept], strict=True):
+            torch.testing.assert_close(x, y, rtol=0.02, atol=0.02)
+        for parameter, x, y in zip(parameters, ours, gradients, strict=True):
+            assert x.stride() == parameter.stride()
+            # bf16 has 8 bits, and sums over 64 pixels and 4 samples are rounded in another order
+            torch.testing.assert_close(x, y, rtol=0.05, atol=0.02 * float(y.abs().max()))
+
+
+def test_a_network_that_cannot_be_recorded_is_refused() -> None:
+    layer = nn.Linear(2, 1)
+
+    def losses_of(part: Minibatch) -> Losses:
+        loss = layer(part.observation).mean()
+        return (loss if float(loss) > 0 else -loss), {}, []
+
+    compiled = CompiledGradients(losses_of, [layer], list(layer.parameters()), {})
+    with pytest.raises(ConfigError, match=r"a gradient step of this network cannot be compiled \("):
+        compiled(minibatch(torch.ones(3, 2)), 1.0)
+    assert not torch.compiler.is_compiling()
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    with pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler is there: install g\+\+"):
+        check_compiler(torch.device("cpu"))
