@@ -6,6 +6,7 @@ Runs are a fifth of the usual million steps, so that all batch sizes fit into tw
 
 from __future__ import annotations
 
+from anybatch.config.io import override
 from anybatch.presets import ppo_ewma_mujoco
 from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.suites.suite import Suite, cut, shortened
@@ -26,8 +27,9 @@ def mujoco() -> Suite:
         labels={name: label for name, (label, _) in _TASKS.items()},
         ranges={name: limits for name, (_, limits) in _TASKS.items()},
         invariance={
-            name: ppo_ewma_mujoco(
-                f"envpool:{label}-v4", total_env_steps=204_800, device="cpu", **{"log.noise_scale": False}
+            name: override(
+                ppo_ewma_mujoco(f"envpool:{label}-v4"),
+                {"total_env_steps": 204_800, "device": "cpu", "log.noise_scale": False},
             )
             for name, (label, _) in _TASKS.items()
         },
