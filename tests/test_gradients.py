@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -81,7 +82,7 @@ def test_a_network_that_cannot_be_recorded_is_refused() -> None:
     assert not torch.compiler.is_compiling()
 
 
-def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-    with pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler is there: install g\+\+"):
+def test_a_missing_compiler_is_named() -> None:
+    missing = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
+    with missing, pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler is there: install g\+\+"):
         check_compiler(torch.device("cpu"))
