@@ -45,8 +45,9 @@ def test_the_smallest_batch_of_the_paper() -> None:
     assert config.aux.minibatches_per_epoch == 2048
     assert config.aux.step_size == pytest.approx(2.5e-4)
     assert config.optimization_batch == 32
-    # all but T, the number of minibatches, and the age of the data
-    assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:-2]}
+    # all but T, the number of minibatches, the rules beyond the paper, and the age of the data
+    others = {"optimizer.max_grad_norm", "optimizer.adam_eps"}
+    assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:-2]} - others
     validate(config)
 
 
@@ -155,6 +156,33 @@ def test_sgd_is_linear(step: Any, divisor: float) -> None:
     )
     assert config.optimizer.step_size == pytest.approx(0.1 / divisor)
     assert config.optimizer.adam_betas == (0.9, 0.999)
+
+
+def test_limits_of_gradients_follow_the_batch_if_asked() -> None:
+    clipped = ppo_ewma(max_grad_norm=0.5, adam_eps=1e-5)
+    left, changes = scaling.scale(clipped, 16)
+    assert (left.optimizer.max_grad_norm, left.optimizer.adam_eps) == (0.5, 1e-5)
+    assert {"max_grad_norm", "adam_eps"} <= set(checks(left, clipped))
+    followed, changes = scaling.scale(clipped, 16, max_grad_norm="sqrt", adam_eps="sqrt")
+    assert followed.optimizer.max_grad_norm == 2  # 0.5 x sqrt(16)
+    assert followed.optimizer.adam_eps == pytest.approx(4e-5)
+    rules = {change.field: change.rule for change in changes}
+    assert rules["optimizer.max_grad_norm"] == rules["optimizer.adam_eps"] == "x sqrt(16)"
+    assert not {"max_grad_norm", "adam_eps"} & set(checks(followed, clipped))
+    assert {"max_grad_norm", "adam_eps"} <= set(checks(followed))  # alone it does not tell where they come from
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"max_grad_norm": None}, "optimizer.max_grad_norm"),
+        ({"max_grad_norm": math.inf}, "optimizer.max_grad_norm"),
+        ({"optimizer.kind": "sgd"}, "optimizer.adam_eps"),
+    ],
+)
+def test_limits_of_gradients_that_are_not_used_stay(changes: dict[str, Any], field: str) -> None:
+    _, made = scaling.scale(ppo_ewma(**changes), 16, max_grad_norm="sqrt", adam_eps="sqrt")
+    assert field not in {change.field for change in made}
 
 
 def test_enlarging() -> None:

@@ -19,7 +19,7 @@ from anybatch.config.validation import validate
 from anybatch.diagnostics.doctor import examine
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.errors import ConfigError
-from anybatch.optimizers import make_optimizer
+from anybatch.optimizers import clip_gradients_, make_optimizer
 from anybatch.presets import ppg_ewma, ppo_ewma
 from anybatch.proximal import EwmaProximal
 from anybatch.scaling.rules import proximal_age
@@ -224,6 +224,34 @@ def test_adam_with_another_rule_does_not() -> None:
         other = walk(small, REFERENCE * 300, **problem, seed=1)
         assert float(other.theta.std() / first.theta.std()) == pytest.approx(factor, rel=0.15)
         assert float(other.theta.mean() / first.theta.mean()) == pytest.approx(factor, rel=0.25)
+
+
+@pytest.mark.parametrize(("rule", "same"), [("sqrt", True), ("none", False)])
+def test_adam_with_an_epsilon_like_its_gradients(rule: Any, same: bool) -> None:
+    """Noise of a gradient is 160 / sqrt(64) = 20, as large as epsilon, and 80 at 1/16 of the batch."""
+    config = config_for(**{"optimizer.step_size": 0.01, "adam_eps": 20.0})
+    problem: dict[str, Any] = {"slope": 1.0, "curvature": 0.0, "noise": 160.0, "replicas": 4000}
+    first = walk(config, REFERENCE * 300, **problem)
+    small, _ = scaling.scale(config, 16, adam_betas=True, adam_eps=rule)
+    other = walk(small, REFERENCE * 300, **problem, seed=1)
+    # without the rule the denominator grows from 20 + 20 to 80 + 20 = 2.5 times instead of 4: steps 1.6 times too long
+    assert float(other.theta.std() / first.theta.std()) == pytest.approx(1.0 if same else 1.6, rel=0.1)
+
+
+@pytest.mark.parametrize(("rule", "share"), [("sqrt", 0.5), ("none", 1.0)])
+def test_as_many_noisy_gradients_are_clipped(rule: Any, share: float) -> None:
+    """Gradients of 3 parameters; the limit is the median norm at the tuned batch."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(3))]
+    noise, count = torch.randn(2000, 3, generator=generator) * 8.0, 0
+    config = config_for(max_grad_norm=float(noise.norm(dim=1).median()) / REFERENCE**0.5)
+    small, _ = scaling.scale(config, 16, max_grad_norm=rule)
+    for gradient in noise / small.optimization_batch**0.5:
+        parameters[0].grad = gradient.clone()
+        clip_gradients_(parameters, small.optimizer.max_grad_norm)
+        count += not torch.equal(parameters[0].grad, gradient)
+    # norms of 4 times the length exceed a limit that stays with probability 0.99
+    assert count / len(noise) == pytest.approx(share, abs=0.03)
 
 
 def test_without_the_rule_for_the_ewma_the_proximal_policy_is_too_young() -> None:

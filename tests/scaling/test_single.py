@@ -25,6 +25,15 @@ def test_values_of_the_paper_at_1_256_of_the_batch() -> None:
     assert scaling.max_lag(2, **by) == 512
 
 
+def test_limits_that_follow_the_noise_of_gradients() -> None:
+    """At 1/16 of the batch noise is sqrt(16) = 4 times as large: 0.5 x 4 = 2 and 1e-5 x 4 = 4e-5; at 4 times, half."""
+    assert scaling.max_grad_norm(0.5, divide_batch_by=16) == 2
+    assert scaling.adam_eps(1e-5, divide_batch_by=16) == pytest.approx(4e-5, rel=1e-12)
+    assert scaling.max_grad_norm(0.5, divide_batch_by=0.25) == 0.25
+    with pytest.raises(ConfigError, match=r"max_grad_norm is 0, but must be a number above 0"):
+        scaling.max_grad_norm(0, divide_batch_by=4)
+
+
 @pytest.mark.parametrize("c", [16, 4, 0.5, 0.25])
 def test_they_are_the_rules_of_a_configuration(c: float) -> None:
     before = ppg_ewma(span=4.0)
@@ -46,6 +55,8 @@ def test_there_and_back(c: float) -> None:
         (scaling.adam_beta, 0.95),
         (scaling.center_of_mass, 8.0),
         (scaling.advantage_span, 20.0),
+        (scaling.max_grad_norm, 0.5),
+        (scaling.adam_eps, 1e-5),
     ):
         assert rule(rule(value, divide_batch_by=c), divide_batch_by=1 / c) == pytest.approx(value, rel=1e-12)
 

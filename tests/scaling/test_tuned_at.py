@@ -44,6 +44,20 @@ def test_the_age_of_the_data_follows_only_a_stale_base() -> None:
     assert carry(stale, by_hand, ["rollout.source.delay"]).config.rollout.source.delay == 3
 
 
+def test_no_limit_is_an_answer_too() -> None:
+    base = ppo_ewma(max_grad_norm=0.5)
+    config = override(base, {"num_envs": 16, "max_grad_norm": None})
+    options = Adjustments(max_grad_norm="sqrt")
+    assert (
+        carry(base, config, {"env.num_envs", "optimizer.max_grad_norm"}, options=options).config
+        == (rescale(override(base, {"max_grad_norm": None}), num_envs=16)[0])
+    )
+    # 0.5 x sqrt(256 / 16) without the user's answer
+    assert carry(base, override(base, {"num_envs": 16}), {"env.num_envs"}, options=options).config.optimizer == (
+        rescale(base, num_envs=16, overrides={"optimizer.max_grad_norm": 2.0})[0].optimizer
+    )
+
+
 def test_divide() -> None:
     base = ppo_ewma()
     config = override(base, {"step_size": 3e-4, "steps": 128})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator
 
@@ -25,7 +26,7 @@ def validity(config: TrainConfig, reference: TrainConfig | None = None) -> list[
     rollout length.
     """
     differences = [] if reference is None else _differences(config, reference)
-    return [*_conditions(config), *_length(config), *differences]
+    return [*_conditions(config), *_gradients(config, reference), *_length(config), *differences]
 
 
 def warn_about(config: TrainConfig, reference: TrainConfig | None = None, stacklevel: int = 2) -> None:
@@ -86,26 +87,39 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
             "the proximal policy; no objective limits this change",
             "set --model.architecture dual, or as many value epochs as policy epochs",
         )
-    if optimizer.max_grad_norm is not None:
-        yield _warning(
-            "max_grad_norm",
-            f"optimizer.max_grad_norm {optimizer.max_grad_norm:g}",
-            "small batches have noisier, longer gradients and are clipped more",
-            "set --optimizer.max-grad-norm None, as the paper does",
-        )
-    if optimizer.kind == "adam" and optimizer.adam_eps > _NEGLIGIBLE_EPS:
-        yield _warning(
-            "adam_eps",
-            f"optimizer.adam_eps {optimizer.adam_eps:g}",
-            "the square root rule takes Adam's epsilon to be negligible beside the gradients",
-            "set --optimizer.adam-eps 1e-8",
-        )
     if config.rollout.steps < gae_horizon(config):
         yield _warning(
             "gae_horizon",
             f"rollouts of {config.rollout.steps} steps, but GAE looks {gae_horizon(config):.3g} ahead",
             f"{gae_share_cut(config):.0%} of an advantage is bootstrapped from the value function",
             "take longer rollouts of fewer environments, or a smaller advantage.gae_lambda",
+        )
+
+
+def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[Finding]:
+    """Numbers that gradients are compared with, unless they followed the noise from ``reference``."""
+    optimizer, before = config.optimizer, None if reference is None else reference.optimizer
+    root = 1.0 if reference is None else (reference.optimization_batch / config.optimization_batch) ** 0.5
+    limit, before_limit = optimizer.max_grad_norm, before and before.max_grad_norm
+    if limit is not None and not (before_limit and math.isclose(limit, before_limit * root)):
+        yield _warning(
+            "max_grad_norm",
+            f"optimizer.max_grad_norm {limit:g}",
+            "small batches have noisier, longer gradients and are clipped more",
+            "let it follow the batch with --scaling.max-grad-norm sqrt, or set --optimizer.max-grad-norm None, as the "
+            "paper does",
+        )
+    eps = optimizer.adam_eps
+    if (
+        optimizer.kind == "adam"
+        and eps > _NEGLIGIBLE_EPS
+        and not (before and math.isclose(eps, before.adam_eps * root))
+    ):
+        yield _warning(
+            "adam_eps",
+            f"optimizer.adam_eps {eps:g}",
+            "the square root rule takes Adam's epsilon to be negligible beside the gradients",
+            "let it follow the batch with --scaling.adam-eps sqrt, or set --optimizer.adam-eps 1e-8",
         )
 
 

@@ -11,6 +11,9 @@ AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
 AdamBetas: TypeAlias = bool | Literal["beta2"]
 """Decay rates of Adam that are raised to the power 1/c: none, both, or the second."""
 
+WithNoise: TypeAlias = Literal["sqrt", "none"]
+"""Factor of a number that is compared with gradients: sqrt(c), as their noise grows, or none."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -30,6 +33,10 @@ class Rules:
     """Keep the auxiliary minibatch per worker, and scale the auxiliary step size by the number of workers."""
     staleness: bool = True
     """Keep the age of delayed and asynchronous data in environment steps."""
+    max_grad_norm: WithNoise = "none"
+    """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it."""
+    adam_eps: WithNoise = "none"
+    """Multiply Adam's epsilon by sqrt(c), as its denominator grows, or leave it."""
 
 
 @dataclass(frozen=True)

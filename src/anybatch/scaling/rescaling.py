@@ -21,7 +21,7 @@ from anybatch.config.validation import MOST_ENVS
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
-from anybatch.scaling.options import AdamBetas, AdamStep, Rules
+from anybatch.scaling.options import AdamBetas, AdamStep, Rules, WithNoise
 from anybatch.scaling.rules import (
     auxiliary_changes,
     iteration_changes,
@@ -37,6 +37,8 @@ FIELDS = (
     "workers",
     "optimizer.step_size",
     "optimizer.adam_betas",
+    "optimizer.max_grad_norm",
+    "optimizer.adam_eps",
     "policy.center_of_mass",
     "advantage.span",
     "aux.policy_iterations",
@@ -58,6 +60,8 @@ class _RuleOptions(TypedDict, total=False):
     policy_iterations: bool
     auxiliary: bool
     staleness: bool
+    max_grad_norm: WithNoise
+    adam_eps: WithNoise
 
 
 def scale(
@@ -72,6 +76,8 @@ def scale(
     policy_iterations: bool = True,
     auxiliary: bool = True,
     staleness: bool = True,
+    max_grad_norm: WithNoise = "none",
+    adam_eps: WithNoise = "none",
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
 
@@ -90,6 +96,9 @@ def scale(
             number of workers alone (appendix B); else both numbers stay.
         staleness: multiply the delay of a delayed source, and the maximal lag of an asynchronous one, by c, rounded to
             a whole number of iterations and at least 1.
+        max_grad_norm: multiply the maximum norm of the gradient by sqrt(c), see
+            :func:`~anybatch.scaling.max_grad_norm`.
+        adam_eps: multiply Adam's epsilon by sqrt(c), see :func:`~anybatch.scaling.adam_eps`.
 
     Returns:
         The new configuration, and every field that changed.
@@ -100,23 +109,12 @@ def scale(
     Warns:
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
-    c, num_envs = divide_batch_by, config.env.num_envs
-    if not 0 < c < math.inf:
-        raise ConfigError(f"divide_batch_by is {c}, but must be a number above 0")
-    if num_envs / c < 1 - 1e-9:
-        raise ConfigError(
-            f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
-            f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
-        )
-    if num_envs / c > MOST_ENVS:
-        raise ConfigError(f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}")
-    fewer = round(num_envs / c)
-    if abs(num_envs / c - fewer) > 1e-9 * fewer:
-        raise ConfigError(
-            f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
-            f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
-        )
-    rules = Rules(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness)
+    fewer = _divided_envs(config.env.num_envs, divide_batch_by)
+    rules = Rules(
+        *(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness),
+        max_grad_norm=max_grad_norm,
+        adam_eps=adam_eps,
+    )
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 
 
@@ -145,7 +143,7 @@ def rescale(
         rule: "paper", or "fixed-minibatch", which keeps the samples of a gradient step and with them the step size,
             and takes more or fewer minibatches instead (Beukman et al. 2026, arXiv:2603.06009).
         overrides: values by full field name that replace those of the rules; their changes have the rule "by hand".
-        **rules: ``adam_step`` to ``staleness`` as in :func:`scale`.
+        **rules: ``adam_step`` and all that follow it as in :func:`scale`.
 
     Returns:
         The new configuration, and every field that changed.
@@ -178,6 +176,26 @@ def table(changes: Iterable[Change]) -> str:
         return "nothing changes: the hyperparameters were chosen for this batch"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _divided_envs(num_envs: int, c: float) -> int:
+    """``num_envs / c``, if that is a whole number of environments."""
+    if not 0 < c < math.inf:
+        raise ConfigError(f"divide_batch_by is {c}, but must be a number above 0")
+    if num_envs / c < 1 - 1e-9:
+        raise ConfigError(
+            f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
+            f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
+        )
+    if num_envs / c > MOST_ENVS:
+        raise ConfigError(f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}")
+    fewer = round(num_envs / c)
+    if abs(num_envs / c - fewer) > 1e-9 * fewer:
+        raise ConfigError(
+            f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
+            f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
+        )
+    return fewer
 
 
 def _transfer(

@@ -37,11 +37,26 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         rule = ("beta2 " if rules.adam_betas == "beta2" else "") + f"^ (1/{c:.6g})"
         why = "Adam averages over as many samples"
         changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
+    changes += _noise_changes(config, c, rules)
     if rules.ewma and policy.proximal == "ewma":
         center = policy.center_of_mass
         why = f"the proximal policy stays {proximal_age(config):,.0f} environment steps old"
         after = single.center_of_mass(center, divide_batch_by=c)
         changes.append(Change("policy.center_of_mass", center, after, _times(c), why))
+    return changes
+
+
+def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
+    """Changes of the numbers that gradients are compared with: the maximum norm and Adam's epsilon."""
+    optimizer, changes = config.optimizer, []
+    rule, noise = _times_root(c), f"noise {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
+    if rules.max_grad_norm == "sqrt" and optimizer.max_grad_norm is not None:
+        limit, why = optimizer.max_grad_norm, f"as many gradients are clipped: their {noise}"
+        after = limit if math.isinf(limit) else single.max_grad_norm(limit, divide_batch_by=c)
+        changes.append(Change("optimizer.max_grad_norm", limit, after, rule, why))
+    if rules.adam_eps == "sqrt" and optimizer.kind == "adam":
+        after, why = single.adam_eps(optimizer.adam_eps, divide_batch_by=c), f"beside gradients whose {noise}"
+        changes.append(Change("optimizer.adam_eps", optimizer.adam_eps, after, rule, why))
     return changes
 
 
@@ -174,6 +189,10 @@ def _factor(c: float) -> str:
 
 def _times(c: float) -> str:
     return f"{'x' if c >= 1 else '/'} {_factor(c)}"
+
+
+def _times_root(c: float) -> str:
+    return f"{'x' if c >= 1 else '/'} sqrt({_factor(c)})"
 
 
 def _fewer(c: float) -> str:

@@ -71,6 +71,48 @@ def adam_beta(beta: float, *, divide_batch_by: float) -> float:
     return float(beta ** (1 / _factor(divide_batch_by)))
 
 
+def max_grad_norm(max_norm: float, *, divide_batch_by: float) -> float:
+    """Multiply the maximum norm of the gradient by sqrt(c), so that clipping bites as often (beyond the paper).
+
+    A mean gradient g over B samples has ``E|g|^2 = |G|^2 + tr(Sigma)/B``, with G the true gradient and Sigma the
+    covariance of one sample's. Where noise dominates, B far below ``tr(Sigma)/|G|^2``, the norm is sqrt(c) times as
+    long at 1/c of the batch. With the limit sqrt(c) times as high the factor ``limit / |g|`` has the same distribution,
+    and clipped gradients are those of the tuned batch times sqrt(c), which is all that the rules for the step size ask
+    of them. Past that batch the norm stays and so should the limit.
+
+    Args:
+        max_norm: limit of the joint norm of all gradients.
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        The limit at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is not a number above 0.
+    """
+    return float(_positive("max_grad_norm", max_norm) * _factor(divide_batch_by) ** 0.5)
+
+
+def adam_eps(eps: float, *, divide_batch_by: float) -> float:
+    """Multiply Adam's epsilon by sqrt(c), the square-root rule of Malladi et al. 2022 (arXiv:2205.10287).
+
+    Adam divides by ``sqrt(v) + eps``. The square-root rule for the step size holds because sqrt(v), the root mean
+    square of a gradient that is mostly noise, grows by sqrt(c); the sum grows so only if epsilon does. It matters
+    where epsilon is not negligible beside the gradients.
+
+    Args:
+        eps: Adam's epsilon.
+        divide_batch_by: c, the factor of the optimisation batch.
+
+    Returns:
+        Epsilon at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is not a number above 0.
+    """
+    return float(_positive("adam_eps", eps) * _factor(divide_batch_by) ** 0.5)
+
+
 def center_of_mass(center: float, *, divide_batch_by: float) -> float:
     """Multiply the centre of mass of the proximal EWMA by c (second adjustment of section 4).
 

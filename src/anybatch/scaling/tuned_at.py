@@ -99,7 +99,9 @@ def carry(
         overrides = dict[str, Value]()
     else:
         # the rules start from the base's numbers, but from the user's choice of optimiser, proximal policy and so on
-        tuned = apply_changes(config, [Change(name, 0, fields.get(base, name), "", "") for name in FIELDS])
+        kept = {name for name in given if fields.get(config, name) is None}  # no limit: there is no number to scale
+        starts = [Change(name, 0, fields.get(base, name), "", "") for name in FIELDS if name not in kept]
+        tuned = apply_changes(config, starts)
         overrides = _followers(config, given)
     if ppo:
         tuned, config = _from_ppo(tuned, given, notes), from_ppo(config)
