@@ -26,6 +26,7 @@ from anybatch.models.distributions import Distribution
 from anybatch.objectives import LogProbs, check_alike, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
 from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients, gradients_of, stepper
 from anybatch.proximal import ProximalPolicy
+from anybatch.sampling.replay import RecentBatches, passes
 from anybatch.system.signals import Interrupts
 
 Show: TypeAlias = Callable[[str], None]
@@ -46,6 +47,8 @@ class Learner:
     interrupts: Interrupts
     noise: NoiseScale | None = None
     """Estimates the gradient noise scale; None leaves it out."""
+    recent: RecentBatches = field(default_factory=RecentBatches)
+    """Data of the last iterations that has passes to come, if these are spread out."""
     policy_statistics: bool = True
     """Whether to compute :func:`~anybatch.diagnostics.statistics.policy_statistics`."""
     programs: dict[Callable[..., Any], dict[Any, Program]] = field(default_factory=dict)
@@ -110,19 +113,20 @@ def policy_phase(batch: Batch, learner: Learner, show: Show = lambda text: None)
     """
     optimizer = learner.config.optimizer
     learner.proximal.before_iteration()
+    batches = learner.recent.and_newest(batch)  # the batch alone, unless epochs are spread out
     averages = Averages(learner.action_spec.distribution, learner.config.policy)
     if learner.optimizers.joint:
-        _epochs(batch, learner, "joint", optimizer.policy_epochs, _joint_losses, averages, show)
+        _epochs(batches, learner, "joint", optimizer.policy_epochs, _joint_losses, averages, show)
     else:
-        _epochs(batch, learner, "value", optimizer.value_epochs, _value_losses, averages, show)
-        _epochs(batch, learner, "policy", optimizer.policy_epochs, _policy_losses, averages, show)
+        _epochs(batches, learner, "value", optimizer.value_epochs, _value_losses, averages, show)
+        _epochs(batches, learner, "policy", optimizer.policy_epochs, _policy_losses, averages, show)
     statistics = averages.result()
     _check_finite(statistics, learner.agent, batch.advantage.dim() > 2)
     return statistics | (learner.noise.result() if learner.noise else {})
 
 
 def _epochs(
-    batch: Batch,
+    batches: Sequence[Batch],
     learner: Learner,
     group: str,
     epochs: int,
@@ -134,7 +138,7 @@ def _epochs(
     optimizer, parameters = learner.optimizers.optimizers[group], learner.optimizers.parameters[group]
     add_gradients, step = learner.gradients(losses_of, parameters), stepper(optimizer)
     micro_batch, max_norm = learner.micro_batch, config.optimizer.max_grad_norm
-    for epoch in range(epochs):
+    for epoch, batch in passes(batches, epochs, config.optimizer.epoch_window):
         if epoch:  # a single one needs no progress
             show(f"policy phase: epoch {epoch + 1:,} of {epochs:,}")
         noise = learner.noise if group != "value" and epoch == 0 else None  # later epochs see the same samples again

@@ -206,6 +206,7 @@ SHARED_DEFAULTS = {  # appendix B, table 1
     "optimizer.adam_eps": 1e-8,
     "optimizer.schedule": "constant",
     "optimizer.max_grad_norm": None,
+    "optimizer.epoch_window": 1.0,
     "reward.return_discount": 0.99,
     "reward.bound": 10.0,
     "advantage.span": 1.0,
@@ -319,6 +320,7 @@ BAD: dict[str, list[Any]] = {
     "optimizer.minibatches": [0, -1],
     "optimizer.policy_epochs": [0],
     "optimizer.value_epochs": [0],
+    "optimizer.epoch_window": [0.5, 0.0, math.nan, math.inf],
     "optimizer.value_coefficient": [-0.5, math.nan, math.inf],
     "optimizer.adam_betas": [(1.0, 0.9), (0.9, -0.1), (math.nan, 0.9)],
     "optimizer.max_grad_norm": [0.0, -1.0, math.nan],
@@ -352,6 +354,7 @@ GOOD: dict[str, list[Any]] = {
     "optimizer.adam_betas": [(0.0, 0.0)],
     "optimizer.max_grad_norm": [0.5, None],
     "optimizer.minibatches": [1, 256],
+    "optimizer.epoch_window": [1.0, 1.5, 64.0],
     "aux.epochs": [0],
 }
 
@@ -407,6 +410,17 @@ def test_every_number_has_a_rule() -> None:
             {"importance": "proximal", "proximal": "recent"},
             ["policy.importance", "rollout.source.kind", "delayed"],
         ),
+        (
+            {
+                "importance": "proximal",
+                "proximal": "recent",
+                "rollout.source.kind": "delayed",
+                "allow_stale_coupled": True,
+                "epoch_window": 4.0,
+            },
+            ["optimizer.epoch_window is 4", "policy.importance proximal", "biases"],
+        ),
+        ({"epoch_window": 4.0, "policy_epochs": 1, "value_epochs": 1}, ["optimizer.epoch_window is 4", "one epoch"]),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
         *(
             (
@@ -449,6 +463,8 @@ def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[st
         {"policy.clip": math.inf, "rollout.source.kind": "delayed", "delay": 4},  # nothing is limited
         {"proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"rollout.source.kind": "delayed", "delay": 0},
+        {"epoch_window": 4.0},  # coupled, but as old in environment steps as at the tuned batch
+        {"epoch_window": 4.0, "proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"num_envs": 9, "minibatches": 4, "steps": 8},
         {"num_envs": 1, "minibatches": 8, "steps": 256},
     ],

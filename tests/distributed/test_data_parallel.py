@@ -75,6 +75,7 @@ def test_shares() -> None:
 
 CASES: dict[str, tuple[int, TrainConfig]] = {
     "ppo-ewma, 2 x 2": (2, small(envs=4, policy_epochs=2, value_epochs=2)),
+    "ppo-ewma, passes spread out": (2, small(envs=4, policy_epochs=2, value_epochs=2, epoch_window=3.0)),
     "ppo-ewma, 4 x 1": (4, small(envs=4)),
     "ppg-ewma, 2 + 2 + 1": (3, small("ppg-ewma", envs=5, span=3.0)),
     "normalised observations, 3 + 2": (2, small(envs=5, **{"observation.normalize": True})),

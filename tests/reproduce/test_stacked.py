@@ -46,6 +46,7 @@ def small(env: str = "CartPole-v1", *, preset: Any = ppo_ewma, **changes: Any) -
 
 STALE = {"rollout.source.kind": "delayed", "rollout.source.delay": 2, "policy.allow_stale_coupled": True}
 STALE |= {"policy_epochs": 3, "value_epochs": 3}
+SPREAD = {"policy_epochs": 3, "value_epochs": 3, "epoch_window": 4.0}
 SHORT = {"env.options": {"max_episode_steps": 9}, "model.architecture": "shared", "optimizer.schedule": "linear"} | {
     "policy.clip_schedule": "0:1 1:0.1",
     "policy.entropy_schedule": "linear",
@@ -77,6 +78,11 @@ STACKS = {
         small("Catch-v0", **STALE, proximal="recent", importance="proximal"),
         small("Catch-v0", **STALE, proximal="recent", importance="proximal", max_importance_ratio=1.001),
     ],
+    "kl, passes spread out": [
+        small("Catch-v0", objective="kl", **SPREAD),
+        small("Catch-v0", objective="kl", **SPREAD, step_size=1e-3),
+    ],
+    "clip, separate passes spread out, stale": [small(**{**STALE, **SPREAD, "value_epochs": 2})] * 2,
     "one environment, dictionary": [
         small("MiniGrid-DoorKey-5x5-v0", **ONE),
         small("MiniGrid-DoorKey-5x5-v0", **ONE, step_size=1e-3),

@@ -15,6 +15,7 @@ from anybatch.distributed.state import RandomState, Slot, State, Stateful
 from anybatch.models.actions import ActionSpec
 from anybatch.normalize import RewardNormalizer
 from anybatch.phase_storage.store import SegmentStore
+from anybatch.sampling.replay import RecentBatches
 from anybatch.sampling.rollout import Sampler
 from anybatch.sampling.sources import Delayed, Synchronous
 from anybatch.sampling.threaded import Asynchronous
@@ -64,6 +65,11 @@ def waiting_state(envs: list[int], number: int) -> State:
     return {"sampler": sampler_state(envs, number), "waiting": [rollout]}
 
 
+def recent_state(envs: list[int], number: int) -> State:
+    x = torch.tensor(envs, dtype=torch.float64).view(-1, 1)
+    return {"batches": [{"advantage": x + 10 * age, "observation": {"a": x}, "state": None} for age in range(2)]}
+
+
 PARTS: dict[str, tuple[Callable[[], Any], Callable[[list[int], int], State]]] = {
     "reward normalizer": (
         lambda: RewardNormalizer(1),
@@ -81,6 +87,7 @@ PARTS: dict[str, tuple[Callable[[], Any], Callable[[list[int], int], State]]] = 
         lambda: Delayed(lambda _: pytest.fail("samples"), sampler(), 1, torch.device("cpu")),
         waiting_state,
     ),
+    "passes to come": (lambda: RecentBatches(2), recent_state),
     "segments": (segment_store, segments_state),
 }
 

@@ -73,6 +73,7 @@ VARIANTS: dict[str, TrainConfig] = {
     "span-schedule-sgd": small(span=5.0, schedule="linear", optimizer={"kind": "sgd", "sgd_momentum": 0.9}),
     "box-actions": small(**{"env.id": "gym:Pendulum-v1"}),
     "normalised, clipped, shuffled": small(**{**NORMALIZED, "max_grad_norm": 0.5, "optimizer.shuffle": "samples"}),
+    "passes spread out": small(ppo_ewma, policy_epochs=3, value_epochs=3, epoch_window=4.0),
     "normalised, delayed": small(ppo_ewma, **{**NORMALIZED, "rollout.source": {"kind": "delayed", "delay": 2}}),
 }
 

@@ -46,7 +46,7 @@ def test_the_smallest_batch_of_the_paper() -> None:
     assert config.aux.step_size == pytest.approx(2.5e-4)
     assert config.optimization_batch == 32
     # all but T, the number of minibatches, the rules beyond the paper, and the age of the data
-    others = {"optimizer.max_grad_norm", "optimizer.adam_eps"}
+    others = {"optimizer.max_grad_norm", "optimizer.adam_eps", "optimizer.epoch_window"}
     assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:-2]} - others
     validate(config)
 
@@ -170,6 +170,20 @@ def test_limits_of_gradients_follow_the_batch_if_asked() -> None:
     assert rules["optimizer.max_grad_norm"] == rules["optimizer.adam_eps"] == "x sqrt(16)"
     assert not {"max_grad_norm", "adam_eps"} & set(checks(followed, clipped))
     assert {"max_grad_norm", "adam_eps"} <= set(checks(followed))  # alone it does not tell where they come from
+
+
+def test_epochs_are_spread_if_asked() -> None:
+    config = ppo_ewma(policy_epochs=3, value_epochs=3)
+    assert scaling.scale(config, 16)[0].optimizer.epoch_window == 1
+    small, changes = scaling.scale(config, 16, epochs="spread")
+    (row,) = [x for x in changes if x.field == "optimizer.epoch_window"]
+    assert (row.before, row.after, row.rule) == (1, 16, "x 16")
+    assert "21,845 environment steps apart" in row.why  # 65,536 / 3
+    assert scaling.scale(small, 1 / 16, epochs="spread")[0] == config
+    once, _ = scaling.scale(ppo_ewma(policy_epochs=1, value_epochs=1), 16, epochs="spread")
+    assert once.optimizer.epoch_window == 1  # there is one pass
+    # with fewer minibatches the iteration batch, and so the span, stays
+    assert scaling.rescale(config, minibatches=2, epochs="spread")[0].optimizer.epoch_window == 1
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ def test_limits_that_follow_the_noise_of_gradients() -> None:
         scaling.max_grad_norm(0, divide_batch_by=4)
 
 
+def test_epochs_are_spread_over_as_many_iterations_as_the_batch_is_smaller() -> None:
+    assert scaling.epoch_window(1, divide_batch_by=16) == 16
+    assert scaling.epoch_window(4, divide_batch_by=0.5) == 2
+    assert scaling.epoch_window(1, divide_batch_by=0.25) == 1  # all at once is the least
+
+
 @pytest.mark.parametrize("c", [16, 4, 0.5, 0.25])
 def test_they_are_the_rules_of_a_configuration(c: float) -> None:
     before = ppg_ewma(span=4.0)

@@ -100,6 +100,7 @@ class Overrides(TypedDict, total=False):
     shuffle: Literal["trajectories", "samples"]
     policy_epochs: int
     value_epochs: int
+    epoch_window: float
     value_coefficient: float
     aux: Mapping[str, Any]
     enabled: bool

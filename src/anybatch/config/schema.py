@@ -197,6 +197,9 @@ class OptimizerConfig:
     """Passes over an iteration's data for the policy: E in PPO, E_pi in PPG."""
     value_epochs: int = 1
     """Passes for the value function, E_V; if it differs from policy_epochs, each has its own optimiser."""
+    epoch_window: float = 1.0
+    """Iterations over which the passes over a sample are spread: pass e of E, from 0, comes floor(e epoch_window/E)
+    iterations after the first; 1 makes all passes at once. Keeps the data of (E-1)/E as many iterations."""
     value_coefficient: float = 0.5
     """Coefficient of mean((v - target)^2)."""
 

@@ -63,6 +63,7 @@ _RANGES: dict[str, Range] = {
     "optimizer.minibatches": _AT_LEAST_1,
     "optimizer.policy_epochs": _AT_LEAST_1,
     "optimizer.value_epochs": _AT_LEAST_1,
+    "optimizer.epoch_window": (lambda x: x >= 1, "at least 1, which makes all passes at once"),
     "optimizer.value_coefficient": _AT_LEAST_0,
     "aux.policy_iterations": _AT_LEAST_1,
     "aux.epochs": _AT_LEAST_0,
@@ -210,6 +211,27 @@ def _check_policy(config: TrainConfig) -> None:
         )
     if config.stale and not policy.allow_stale_coupled:
         _check_decoupled(policy, limited)
+    _check_passes(config)
+
+
+def _check_passes(config: TrainConfig) -> None:
+    """Refuse spread passes where nothing accounts for the age of their data.
+
+    A behaviour policy as the proximal policy is allowed: at 1/c of the batch a span of c makes its age in environment
+    steps, at each pass, what it was at the tuned batch.
+    """
+    optimizer = config.optimizer
+    if optimizer.epoch_window == 1:
+        return
+    setting = f"optimizer.epoch_window is {optimizer.epoch_window:g}"
+    if max(optimizer.policy_epochs, optimizer.value_epochs) == 1:
+        raise ConfigError(f"{setting}, but there is one epoch, which cannot be spread; set optimizer.epoch_window 1")
+    if config.policy.importance == "proximal":
+        raise ConfigError(
+            f"{setting}, but policy.importance proximal weights samples by a policy younger than the one that sampled "
+            "them, which biases the gradient, more so in later passes; set policy.importance behavior, or "
+            "optimizer.epoch_window 1"
+        )
 
 
 def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:

@@ -41,6 +41,7 @@ from anybatch.runs.saved_spaces import SavedSpaces
 from anybatch.runs.size import check_size, networks_that_fit
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.sampling.ray import RayActors, Seeds
+from anybatch.sampling.replay import RecentBatches
 from anybatch.sampling.rollout import Rollout, Sampler
 from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
 from anybatch.sampling.tensor_rollout import collect_any, make_sampler
@@ -69,6 +70,7 @@ class Components:
             "agent": Replicated(learner.agent),
             "optimizers": Replicated(learner.optimizers),
             "proximal": Replicated(learner.proximal),
+            "recent": learner.recent,
             "shuffle": RandomState(learner.shuffle),
             "torch": GlobalRandomState(learner.device),
             "noise_scale": Replicated(learner.noise) if learner.noise else None,
@@ -167,6 +169,7 @@ def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_se
         optimizers=Optimizers(agent, config.optimizer),
         shuffle=torch.Generator().manual_seed(shuffle_seed),
         interrupts=Interrupts(echo=2.0 if is_distributed() else 0.0),
+        recent=RecentBatches.of(config.optimizer, device),
         noise=_noise_scale(config, device) if config.log.noise_scale else None,
     )
     if config.compile:

@@ -59,7 +59,7 @@ def restore(parts: Parts, content: State, rank: int, envs_per_worker: Sequence[i
             "are drawn with other random numbers than they would have been"
         )
     for name, part in parts.items():
-        if name == "spaces" and name not in state:  # before checkpoints had them
+        if name in ("spaces", "recent") and name not in state:  # before checkpoints had them
             continue
         lost += part.load_state_dict({**state[name], **entries.get(name, {})}) or []
     return lost

@@ -13,6 +13,7 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import AnybatchError, ConfigError
+from anybatch.sampling.replay import kept_iterations
 from anybatch.system.memory import free_memory
 
 _BYTES_BESIDE_OBSERVATION = 48  # action, rewards, values, log-probabilities, advantages and flags of a sample
@@ -33,7 +34,8 @@ def check_size(
         ConfigError: it does not fit; with the bytes that it needs.
     """
     observation = 0 if space is None else _bytes(space)
-    need = num_envs * config.rollout.steps * (observation + _BYTES_BESIDE_OBSERVATION) * (1 + config.rollout.source.lag)
+    rollouts = 1 + config.rollout.source.lag + kept_iterations(config.optimizer)
+    need = num_envs * config.rollout.steps * (observation + _BYTES_BESIDE_OBSERVATION) * rollouts
     on_gpu = device.type == "cuda"
     limit = torch.cuda.get_device_properties(device).total_memory if on_gpu else free_memory()
     if need > limit:

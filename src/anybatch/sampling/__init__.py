@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.ray import RayActors
+from anybatch.sampling.replay import RecentBatches
 from anybatch.sampling.rollout import EpisodeTracker, Rollout, Sampled, Sampler, collect
 from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
 from anybatch.sampling.threaded import Asynchronous
@@ -14,6 +15,7 @@ __all__ = [
     "EpisodeTracker",
     "PolicyMemory",
     "RayActors",
+    "RecentBatches",
     "Rollout",
     "RolloutSource",
     "Sampled",

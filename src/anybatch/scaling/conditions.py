@@ -26,7 +26,13 @@ def validity(config: TrainConfig, reference: TrainConfig | None = None) -> list[
     rollout length.
     """
     differences = [] if reference is None else _differences(config, reference)
-    return [*_conditions(config), *_gradients(config, reference), *_length(config), *differences]
+    return [
+        *_epochs(config, reference),
+        *_conditions(config),
+        *_gradients(config, reference),
+        *_length(config),
+        *differences,
+    ]
 
 
 def warn_about(config: TrainConfig, reference: TrainConfig | None = None, stacklevel: int = 2) -> None:
@@ -55,16 +61,26 @@ def _warning(check: str, observed: str, means: str, change: str) -> Finding:
     return Finding(check, "warning", observed, means, change)
 
 
+def _epochs(config: TrainConfig, reference: TrainConfig | None) -> Iterator[Finding]:
+    optimizer = config.optimizer
+    if optimizer.policy_epochs == 1:
+        return
+    apart = optimizer.epoch_window * config.iteration_batch
+    before = None if reference is None else reference.optimizer.epoch_window * reference.iteration_batch
+    if before is not None and abs(apart / before - 1) <= TOLERANCE:
+        return
+    yield _warning(
+        "policy_epochs",
+        f"{optimizer.policy_epochs} policy epochs",
+        "batch size-invariance needs 1, since at small batches more epochs only repeat the same gradient step and act "
+        "like a larger step size",
+        "spread them out with --scaling.epochs spread, or set --optimizer.policy-epochs 1 --optimizer.value-epochs 1 "
+        "and tune the step size there",
+    )
+
+
 def _conditions(config: TrainConfig) -> Iterator[Finding]:
     optimizer, policy = config.optimizer, config.policy
-    if optimizer.policy_epochs > 1:
-        yield _warning(
-            "policy_epochs",
-            f"{optimizer.policy_epochs} policy epochs",
-            "batch size-invariance needs 1, since at small batches more epochs only repeat the same gradient step "
-            "and act like a larger step size",
-            "set --optimizer.policy-epochs 1 --optimizer.value-epochs 1 and tune the step size there",
-        )
     if policy.proximal != "ewma":
         yield _warning(
             "proximal",

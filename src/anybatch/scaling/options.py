@@ -14,6 +14,9 @@ AdamBetas: TypeAlias = bool | Literal["beta2"]
 WithNoise: TypeAlias = Literal["sqrt", "none"]
 """Factor of a number that is compared with gradients: sqrt(c), as their noise grows, or none."""
 
+Epochs: TypeAlias = Literal["at-once", "spread"]
+"""Several passes over a sample: all in its iteration, or as far apart in environment steps as at the tuned batch."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -37,6 +40,8 @@ class Rules:
     """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it."""
     adam_eps: WithNoise = "none"
     """Multiply Adam's epsilon by sqrt(c), as its denominator grows, or leave it."""
+    epochs: Epochs = "at-once"
+    """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
 
 
 @dataclass(frozen=True)

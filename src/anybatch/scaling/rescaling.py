@@ -21,7 +21,7 @@ from anybatch.config.validation import MOST_ENVS
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
-from anybatch.scaling.options import AdamBetas, AdamStep, Rules, WithNoise
+from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, Rules, WithNoise
 from anybatch.scaling.rules import (
     auxiliary_changes,
     iteration_changes,
@@ -41,6 +41,7 @@ FIELDS = (
     "optimizer.adam_eps",
     "policy.center_of_mass",
     "advantage.span",
+    "optimizer.epoch_window",
     "aux.policy_iterations",
     "aux.minibatches",
     "aux.step_size",
@@ -62,6 +63,7 @@ class _RuleOptions(TypedDict, total=False):
     staleness: bool
     max_grad_norm: WithNoise
     adam_eps: WithNoise
+    epochs: Epochs
 
 
 def scale(
@@ -78,6 +80,7 @@ def scale(
     staleness: bool = True,
     max_grad_norm: WithNoise = "none",
     adam_eps: WithNoise = "none",
+    epochs: Epochs = "at-once",
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
 
@@ -99,6 +102,8 @@ def scale(
         max_grad_norm: multiply the maximum norm of the gradient by sqrt(c), see
             :func:`~anybatch.scaling.max_grad_norm`.
         adam_eps: multiply Adam's epsilon by sqrt(c), see :func:`~anybatch.scaling.adam_eps`.
+        epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs, see
+            :func:`~anybatch.scaling.epoch_window`.
 
     Returns:
         The new configuration, and every field that changed.
@@ -114,6 +119,7 @@ def scale(
         *(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness),
         max_grad_norm=max_grad_norm,
         adam_eps=adam_eps,
+        epochs=epochs,
     )
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 

@@ -70,6 +70,14 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         if span * c < 1:
             why = f"the rule gives {span * c:.3g}, but 1, the current iteration, is the minimum"
         changes.append(Change("advantage.span", span, single.advantage_span(span, divide_batch_by=c), _times(c), why))
+    epochs = max(config.optimizer.policy_epochs, config.optimizer.value_epochs)
+    if rules.epochs == "spread" and epochs > 1:
+        before, apart = config.optimizer.epoch_window, config.optimizer.epoch_window * config.iteration_batch / epochs
+        after = single.epoch_window(before, divide_batch_by=c)
+        why = f"passes over a sample stay {apart:,.0f} environment steps apart"
+        if before * c < 1:
+            why = f"the rule gives {before * c:.3g}, but 1, all passes at once, is the minimum"
+        changes.append(Change("optimizer.epoch_window", before, after, _times(c), why))
     if rules.policy_iterations and config.aux.enabled:
         phase = iterations * config.iteration_batch
         try:

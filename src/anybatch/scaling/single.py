@@ -149,6 +149,28 @@ def advantage_span(span: float, *, divide_batch_by: float) -> float:
     return float(max(1.0, span * _factor(divide_batch_by)))
 
 
+def epoch_window(window: float, *, divide_batch_by: float) -> float:
+    """Multiply the number of iterations over which the passes over a sample are spread by c (beyond the paper).
+
+    With E epochs at the tuned batch, pass e of a sample comes e/E of an iteration after its first, and the policy has
+    moved meanwhile. An iteration at 1/c of the batch is 1/c as long, so pass e has to wait for c e/E iterations. Made
+    at once, E passes over few samples are nearly one step of E times the size, which moves the policy further from the
+    proximal policy.
+
+    Args:
+        window: ``optimizer.epoch_window``, in iterations, at least 1, which makes all passes at once.
+        divide_batch_by: c, the factor of the iteration batch.
+
+    Returns:
+        The window at 1/c of the batch; 1 where the rule gives less.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    check_number("epoch_window", window, of="iterations", at_least=1)
+    return float(max(1.0, window * _factor(divide_batch_by)))
+
+
 def policy_iterations(iterations: int, *, divide_batch_by: float) -> int:
     """Multiply PPG's number of iterations in a phase by c (fourth adjustment of section 4).
 

@@ -23,6 +23,7 @@ from anybatch.reproduce.stacked.shapes import shape_key
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
+from anybatch.sampling.replay import kept_iterations
 from anybatch.system.processes import end_with_parent
 from anybatch.training import train
 
@@ -104,9 +105,9 @@ def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX
 
 
 def kept_samples(config: TrainConfig) -> int:
-    """Samples that a run keeps at a time: of this iteration, of delayed rollouts, and of a policy phase."""
+    """Samples that a run keeps at a time: of this iteration, delayed rollouts, passes to come, and a policy phase."""
     source, aux = config.rollout.source, config.aux
-    iterations = 1 + (source.delay if source.kind == "delayed" else 0)
+    iterations = 1 + (source.delay if source.kind == "delayed" else 0) + kept_iterations(config.optimizer)
     if aux.enabled and aux.epochs:
         iterations += aux.policy_iterations
     return iterations * config.iteration_batch

@@ -43,7 +43,14 @@ _WITHOUT_EFFECT = (
 
 
 _ADDED = (
-    *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
+    *(
+        "observation",
+        "optimizer.epoch_window",
+        "optimizer.shuffle",
+        "model.policy_gain",
+        "model.value_gain",
+        "model.gaussian",
+    ),
     *("policy.clip_schedule", "policy.entropy_schedule"),
     *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )

@@ -34,6 +34,7 @@ from anybatch.reproduce.stacked.rollouts import StackedSampler
 from anybatch.reproduce.stacked.shapes import check_common_shape, not_stackable
 from anybatch.reproduce.stacked.store import StackedStore
 from anybatch.runs.build import Components, build_proximal, stream_seed
+from anybatch.sampling.replay import RecentBatches
 from anybatch.sampling.sources import Delayed
 from anybatch.system.memory import keep_freed_memory
 from anybatch.system.signals import Interrupts
@@ -178,6 +179,7 @@ def _learner(
         optimizers=Optimizers(agent, config.optimizer, lambda matrices, _: StackedAdam(matrices, adams)),
         shuffle=_generators(seeds, "shuffle"),
         interrupts=Interrupts(),
+        recent=RecentBatches.of(config.optimizer),
         policy_statistics=statistics,
     )
 
