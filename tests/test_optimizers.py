@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
 
+from anybatch.config.io import override
 from anybatch.config.schema import OptimizerConfig
 from anybatch.errors import ConfigError
-from anybatch.optimizers import clip_gradients_, gradients_of, make_optimizer, stepper
+from anybatch.optimizers import clip_gradients_, followed, gradients_of, make_optimizer, stepper
+from anybatch.runs.progress import read_progress
+from anybatch.training import train
+from small_runs import tiny_ppo
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
@@ -62,3 +70,40 @@ def test_clipping_is_that_of_pytorch(max_norm: float) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     assert len(ours) == 2
     assert all(map(torch.equal, ours, gradients_of(parameters)))
+
+
+def test_step_size_by_kl_divergence() -> None:
+    """Target 0.01: divided by 1.5 above 0.02, multiplied by 1.5 below 0.005, and kept in between."""
+    assert followed(1.0, 0.0201, 0.01, 1.5) == pytest.approx(1 / 1.5)
+    assert followed(2.0, 0.0049, 0.01, 1.5) == 3.0
+    assert all(followed(2.0, kl, 0.01, 1.5) == 2.0 for kl in (0.005, 0.01, 0.02))
+    assert all(followed(2.0, kl, 0.01, 1.5) == 2.0 for kl in (0.0, math.nan, math.inf))  # tells nothing
+    assert followed(90.0, 0.001, 0.01, 1.5) == 100.0
+    assert followed(0.012, 1.0, 0.01, 1.5) == 0.01
+
+
+def test_every_iteration_uses_the_step_size_that_follows_from_the_one_before(tmp_path: Path) -> None:
+    config = override(
+        tiny_ppo(),
+        {"total_env_steps": 160, "kl_target": 1e-4, "schedule": "linear", "step_size": 1e-2, "minibatches": 4},
+    )
+    train(config, tmp_path / "run", quiet=True)
+    columns = read_progress(tmp_path / "run" / "progress.csv")
+    factor, factors = 1.0, set()
+    for iteration, (kl, step_size) in enumerate(zip(columns["kl_proximal"], columns["step_size"], strict=True)):
+        assert step_size == pytest.approx(1e-2 * (1 - 8 * iteration / 160) * factor, rel=1e-6)
+        factor = followed(factor, kl, 1e-4, 1.5)
+        factors.add(factor)
+    assert len(factors) > 2
+
+
+def test_no_pass_follows_one_that_was_too_far(tmp_path: Path) -> None:
+    epochs = {"policy_epochs": 5, "value_epochs": 5, "step_size": 3e-2, "total_env_steps": 80}
+    steps = {}
+    for kl_stop in (1e-12, 1e-3, 1e9):
+        train(override(tiny_ppo(), {**epochs, "kl_stop": kl_stop}), tmp_path / str(kl_stop), quiet=True)
+        steps[kl_stop] = np.diff(read_progress(tmp_path / str(kl_stop) / "progress.csv")["gradient_steps"], prepend=0)
+    # 2 minibatches: the second step of the first pass is off the sampling policy already
+    assert set(steps[1e-12]) == {2}
+    assert set(steps[1e9]) == {10}
+    assert set(steps[1e-3]) - {2, 10}

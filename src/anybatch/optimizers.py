@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent
 
 _NUMBERS = ("betas", "eps", "momentum")
+_FACTORS = "factors_by_kl"
+_LARGEST_FACTOR = 100.0
 
 
 def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Optimizer:
@@ -60,16 +64,37 @@ class Optimizers:
             groups = {"policy": list(agent.policy_parameters()), "value": list(agent.value_parameters())}
         self.parameters: dict[str, list[Parameter]] = groups
         self.optimizers = {name: make(parameters, config) for name, parameters in groups.items()}
+        self._config = config
         self._step_sizes = [StepSizes(optimizer, config) for optimizer in self.optimizers.values()]
+        self._factors = [1.0] * len(self._step_sizes[0].initial)  # by KL divergence, of each run
 
     def set_progress(self, fraction: float) -> None:
-        """Set the step sizes for a run of which ``fraction`` (0 to 1) is done; they depend on nothing else."""
+        """Set the step sizes by schedule and KL divergence for a run of which ``fraction`` (0 to 1) is done."""
         for step_sizes in self._step_sizes:
-            step_sizes.set_progress(fraction)
+            step_sizes.set_progress(fraction, self._factors)
+
+    def follow_kl(self, kl: float | Sequence[float]) -> dict[str, Any]:
+        """Adapt the step sizes of the coming iterations to the KL divergence of the last one, see :func:`followed`.
+
+        Args:
+            kl: mean KL divergence of the policy from the proximal one; R of them for R stacked runs.
+
+        Returns:
+            The column ``step_size`` of the last iteration, or nothing if the configuration has no ``kl_target``.
+        """
+        target, stacked = self._config.kl_target, isinstance(kl, Sequence)
+        if target is None:
+            return {}
+        used = [group["lr"] for group in next(iter(self.optimizers.values())).param_groups]
+        kls = kl if isinstance(kl, Sequence) else [kl] * len(self._factors)
+        by = self._config.kl_factor
+        self._factors = [followed(factor, x, target, by) for factor, x in zip(self._factors, kls, strict=True)]
+        return {"step_size": used if stacked else used[0]}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each optimiser, by name."""
-        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        """State of each optimiser, by name, and the factors by KL divergence if there is a target."""
+        states: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return states if self._config.kl_target is None else {**states, _FACTORS: list(self._factors)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -77,6 +102,7 @@ class Optimizers:
             optimizer.load_state_dict(state[name])
             for group in optimizer.param_groups:  # the numbers of the configuration, which may have been edited
                 group |= {key: optimizer.defaults[key] for key in _NUMBERS if key in optimizer.defaults}
+        self._factors = list(state.get(_FACTORS, self._factors))
 
 
 class StepSizes:
@@ -86,12 +112,37 @@ class StepSizes:
         """Take the step sizes at factor 1 from ``optimizer``, and the schedule from ``config``."""
         self._optimizer = optimizer
         self._schedule = config.schedule
-        self._initial: list[float] = [group["lr"] for group in optimizer.param_groups]
+        self.initial: list[float] = [group["lr"] for group in optimizer.param_groups]
 
-    def set_progress(self, fraction: float) -> None:
-        """Set the step sizes for a run of which ``fraction`` (0 to 1) of the environment steps is done."""
-        for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
-            group["lr"] = initial * factor(self._schedule, fraction)
+    def set_progress(self, fraction: float, factors: Iterable[float] = itertools.repeat(1.0)) -> None:
+        """Set the step sizes for a run of which ``fraction`` (0 to 1) of the environment steps is done.
+
+        ``factors`` multiply them, one for each group of parameters.
+        """
+        for group, initial, by_kl in zip(self._optimizer.param_groups, self.initial, factors, strict=False):
+            group["lr"] = initial * factor(self._schedule, fraction) * by_kl
+
+
+def followed(factor: float, kl: float, target: float, by: float) -> float:
+    """Factor of the step size after an iteration with a mean KL divergence of ``kl``, as in rsl_rl and rl_games.
+
+    Divided by ``by`` above twice the target, multiplied by it below half of the target, and otherwise kept; from 1/100
+    to 100 times the step size of the configuration. Without a positive, finite divergence it is kept.
+
+    >>> followed(1.0, 0.05, target=0.02, by=1.5), followed(1.0, 0.03, target=0.02, by=1.5)
+    (0.6666666666666666, 1.0)
+
+    Args:
+        factor: before.
+        kl: mean KL divergence of the policy from the proximal one over the gradient steps of the iteration.
+        target: ``optimizer.kl_target``.
+        by: ``optimizer.kl_factor``.
+    """
+    if kl > 2 * target and kl < math.inf:
+        return max(factor / by, 1 / _LARGEST_FACTOR)
+    if 0 < kl < target / 2:
+        return min(factor * by, _LARGEST_FACTOR)
+    return factor
 
 
 def clip_gradients_(gradients: list[Tensor], max_norm: float | Tensor | None, *, run_axis: bool = False) -> None:

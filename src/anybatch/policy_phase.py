@@ -16,7 +16,12 @@ from anybatch.config.schedules import scheduled_policy
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.diagnostics.statistics import Averages, PolicySamples
-from anybatch.distributed.collectives import check_interrupt_if_single_worker, is_distributed, mean_gradients_
+from anybatch.distributed.collectives import (
+    check_interrupt_if_single_worker,
+    is_distributed,
+    mean_gradients_,
+    mean_over_workers,
+)
 from anybatch.errors import DivergenceError
 from anybatch.gradients import CompiledGradients, Losses, Outcome, Part, Program, add_gradients
 from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
@@ -139,6 +144,7 @@ def _epochs(
     add_gradients, step = learner.gradients(losses_of, parameters), stepper(optimizer)
     micro_batch, max_norm = learner.micro_batch, config.optimizer.max_grad_norm
     for epoch, batch in passes(batches, epochs, config.optimizer.epoch_window):
+        start = averages.parts
         if epoch:  # a single one needs no progress
             show(f"policy phase: epoch {epoch + 1:,} of {epochs:,}")
         noise = learner.noise if group != "value" and epoch == 0 else None  # later epochs see the same samples again
@@ -160,6 +166,13 @@ def _epochs(
             if group != "value":
                 learner.proximal.after_gradient_step()  # theta_prox <- EWMA(theta)
                 averages.end_gradient_step()
+        if group != "value" and _is_far(averages, start, config.optimizer.kl_stop, len(minibatch)):
+            break
+
+
+def _is_far(averages: Averages, start: int, kl_stop: float | None, samples: int) -> bool:
+    """Whether the policy of the last pass was too far from the proximal one; of ``samples`` by this worker a step."""
+    return kl_stop is not None and mean_over_workers({"kl": averages.kl_since(start)}, samples)["kl"] > kl_stop
 
 
 def _joint_losses(minibatch: Minibatch, learner: Learner) -> Losses:

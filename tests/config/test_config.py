@@ -207,6 +207,9 @@ SHARED_DEFAULTS = {  # appendix B, table 1
     "optimizer.schedule": "constant",
     "optimizer.max_grad_norm": None,
     "optimizer.epoch_window": 1.0,
+    "optimizer.kl_target": None,
+    "optimizer.kl_factor": 1.5,
+    "optimizer.kl_stop": None,
     "reward.return_discount": 0.99,
     "reward.bound": 10.0,
     "advantage.span": 1.0,
@@ -320,6 +323,9 @@ BAD: dict[str, list[Any]] = {
     "optimizer.minibatches": [0, -1],
     "optimizer.policy_epochs": [0],
     "optimizer.value_epochs": [0],
+    "optimizer.kl_target": [0.0, -0.01, math.nan, math.inf],
+    "optimizer.kl_factor": [1.0, 0.5, math.nan, math.inf],
+    "optimizer.kl_stop": [0.0, -0.01, math.nan, math.inf],
     "optimizer.epoch_window": [0.5, 0.0, math.nan, math.inf],
     "optimizer.value_coefficient": [-0.5, math.nan, math.inf],
     "optimizer.adam_betas": [(1.0, 0.9), (0.9, -0.1), (math.nan, 0.9)],
@@ -421,6 +427,11 @@ def test_every_number_has_a_rule() -> None:
             ["optimizer.epoch_window is 4", "policy.importance proximal", "biases"],
         ),
         ({"epoch_window": 4.0, "policy_epochs": 1, "value_epochs": 1}, ["optimizer.epoch_window is 4", "one epoch"]),
+        (
+            {"kl_target": 0.01, "policy_epochs": 1, "minibatches": 1},
+            ["optimizer.kl_target is 0.01", "one gradient step"],
+        ),
+        ({"kl_stop": 0.01, "policy_epochs": 1}, ["optimizer.kl_stop is 0.01", "one policy epoch"]),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
         *(
             (

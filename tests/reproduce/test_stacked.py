@@ -83,6 +83,11 @@ STACKS = {
         small("Catch-v0", objective="kl", **SPREAD, step_size=1e-3),
     ],
     "clip, separate passes spread out, stale": [small(**{**STALE, **SPREAD, "value_epochs": 2})] * 2,
+    "kl, step size by KL": [
+        small(objective="kl", kl_target=1e-3),
+        small(objective="kl", kl_target=1e-3),  # equal numbers, but a step size for each
+        small(objective="kl", kl_target=1e-3, step_size=2e-2),
+    ],
     "one environment, dictionary": [
         small("MiniGrid-DoorKey-5x5-v0", **ONE),
         small("MiniGrid-DoorKey-5x5-v0", **ONE, step_size=1e-3),

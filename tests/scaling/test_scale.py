@@ -45,9 +45,8 @@ def test_the_smallest_batch_of_the_paper() -> None:
     assert config.aux.minibatches_per_epoch == 2048
     assert config.aux.step_size == pytest.approx(2.5e-4)
     assert config.optimization_batch == 32
-    # all but T, the number of minibatches, the rules beyond the paper, and the age of the data
-    others = {"optimizer.max_grad_norm", "optimizer.adam_eps", "optimizer.epoch_window"}
-    assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:-2]} - others
+    # all but T, the number of minibatches, the age of the data, and the rules beyond the paper
+    assert {change.field for change in changes} == {*scaling.FIELDS[:1], *scaling.FIELDS[3:11]}
     validate(config)
 
 
@@ -184,6 +183,22 @@ def test_epochs_are_spread_if_asked() -> None:
     assert once.optimizer.epoch_window == 1  # there is one pass
     # with fewer minibatches the iteration batch, and so the span, stays
     assert scaling.rescale(config, minibatches=2, epochs="spread")[0].optimizer.epoch_window == 1
+
+
+@pytest.mark.parametrize(
+    ("proximal", "epochs", "divisor"),
+    [("ewma", "at-once", 1), ("behavior", "at-once", 16), ("behavior", "spread", 1), ("recent", "spread", 16)],
+)
+def test_kl_divergences_from_a_policy_of_the_iteration_shrink_with_it(
+    proximal: str, epochs: Any, divisor: float
+) -> None:
+    config = ppo_ewma(proximal=proximal, kl_target=0.016, kl_stop=0.032, policy_epochs=3, value_epochs=3)
+    small, _ = scaling.scale(config, 16, epochs=epochs)
+    assert small.optimizer.kl_target == pytest.approx(0.016 / divisor)
+    assert small.optimizer.kl_stop == pytest.approx(0.032 / divisor)
+    assert small.optimizer.kl_factor == pytest.approx(1.5 ** (1 / 16))
+    left, _ = scaling.scale(config, 16, epochs=epochs, adaptive_step=False)
+    assert (left.optimizer.kl_target, left.optimizer.kl_stop, left.optimizer.kl_factor) == (0.016, 0.032, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ def test_epochs_are_spread_over_as_many_iterations_as_the_batch_is_smaller() -> 
     assert scaling.epoch_window(1, divide_batch_by=0.25) == 1  # all at once is the least
 
 
+def test_an_adaptive_step_size_changes_as_fast() -> None:
+    factor = scaling.kl_factor(1.5, divide_batch_by=4)
+    assert factor**4 == pytest.approx(1.5)  # in four iterations, which are one of before
+    assert scaling.kl_factor(1.5, divide_batch_by=0.5) == pytest.approx(2.25)
+    with pytest.raises(ConfigError, match="kl_factor is 1, but must be a number above 1"):
+        scaling.kl_factor(1, divide_batch_by=4)
+
+
 @pytest.mark.parametrize("c", [16, 4, 0.5, 0.25])
 def test_they_are_the_rules_of_a_configuration(c: float) -> None:
     before = ppg_ewma(span=4.0)

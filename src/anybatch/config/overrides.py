@@ -91,6 +91,9 @@ class Overrides(TypedDict, total=False):
     optimizer_step_size: float
     schedule: Schedule
     optimizer_schedule: Schedule
+    kl_target: float | None
+    kl_factor: float
+    kl_stop: float | None
     adam_betas: tuple[float, float]
     adam_eps: float
     sgd_momentum: float

@@ -181,6 +181,14 @@ class OptimizerConfig:
     schedule: str = "constant"
     """Factor of the step size over the run: constant, linear (1 to 0), or points of the run's fraction and the factor,
     like "0:1 0.5:1 1:0.1", with lines between them; in Python also a function of the fraction."""
+    kl_target: float | None = None
+    """KL divergence of the policy from the proximal one that the step size aims at: after an iteration with more than
+    twice as much it is divided by kl_factor, after one with less than half multiplied; None keeps it."""
+    kl_factor: float = 1.5
+    """Factor by which the step size changes after an iteration if there is a kl_target."""
+    kl_stop: float | None = None
+    """KL divergence from the proximal policy, mean of a pass, after which an iteration makes no further pass; 1.5 times
+    the target_kl of Stable-Baselines3 and Spinning Up. None stops never."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
     adam_eps: float = 1e-8

@@ -57,6 +57,9 @@ _RANGES: dict[str, Range] = {
     ),
     "policy.entropy_coefficient": (lambda x: True, "a finite number"),
     "optimizer.step_size": _AT_LEAST_0,
+    "optimizer.kl_target": (lambda x: x > 0, "a number above 0, or none"),
+    "optimizer.kl_factor": (lambda x: x > 1, "a number above 1"),
+    "optimizer.kl_stop": (lambda x: x > 0, "a number above 0, or none"),
     "optimizer.adam_eps": _ABOVE_0,
     "optimizer.sgd_momentum": _BELOW_1,
     "optimizer.max_grad_norm": (lambda x: x > 0, "a number above 0, or none"),
@@ -212,6 +215,24 @@ def _check_policy(config: TrainConfig) -> None:
     if config.stale and not policy.allow_stale_coupled:
         _check_decoupled(policy, limited)
     _check_passes(config)
+    _check_kl(config)
+
+
+def _check_kl(config: TrainConfig) -> None:
+    """Refuse limits of a KL divergence that is always 0, or is never looked at."""
+    optimizer = config.optimizer
+    steps = optimizer.minibatches * optimizer.policy_epochs
+    if optimizer.kl_target is not None and steps == 1 and config.policy.proximal != "ewma" and not config.stale:
+        raise ConfigError(
+            f"optimizer.kl_target is {optimizer.kl_target:g}, but an iteration has one gradient step, before which the "
+            f"policy is the proximal one (policy.proximal {config.policy.proximal}); set policy.proximal ewma, or more "
+            "minibatches or epochs"
+        )
+    if optimizer.kl_stop is not None and optimizer.policy_epochs == 1:
+        raise ConfigError(
+            f"optimizer.kl_stop is {optimizer.kl_stop:g}, but with one policy epoch there is no further pass; set it "
+            "to None, or set more optimizer.policy_epochs"
+        )
 
 
 def _check_passes(config: TrainConfig) -> None:

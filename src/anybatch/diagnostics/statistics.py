@@ -156,6 +156,17 @@ class Averages:
         """Count a gradient step of the policy, whose parts are complete."""
         self._gradient_steps += 1
 
+    @property
+    def parts(self) -> int:
+        """Number of parts of minibatches that came with samples."""
+        return len(self._samples)
+
+    @torch.no_grad()
+    def kl_since(self, part: int) -> float:
+        """Mean KL[prox, theta] over the samples (B,) of all parts from number ``part`` on."""
+        policy, proximal = (torch.cat([one[i] for one in self._samples[part:]]) for i in (0, 1))
+        return float(self._distribution(proximal).kl(self._distribution(policy)).mean())
+
     def result(self) -> dict[str, Any]:
         """The averages by name, and the number of ``gradient_steps``; floats, or lists of R floats for R runs."""
         averages = self._of_policies()

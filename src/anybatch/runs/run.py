@@ -161,7 +161,7 @@ class Run:
             **{f"info_{key}": _mean([x for x in window if x == x]) for key, window in self._info.items()},
             **statistics,
             "gradient_steps": self.gradient_steps,
-            **numbers,
+            **{name: statistics.get(name, number) for name, number in numbers.items()},  # it can follow the KL
         }
 
     def end_iteration(self, parts: Mapping[str, Stateful], timings: Mapping[str, float]) -> None:

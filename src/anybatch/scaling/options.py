@@ -40,6 +40,8 @@ class Rules:
     """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it."""
     adam_eps: WithNoise = "none"
     """Multiply Adam's epsilon by sqrt(c), as its denominator grows, or leave it."""
+    adaptive_step: bool = True
+    """Keep how fast a step size that follows kl_target changes, and the KL divergences that depend on the batch."""
     epochs: Epochs = "at-once"
     """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
 

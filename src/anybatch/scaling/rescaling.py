@@ -37,18 +37,22 @@ FIELDS = (
     "workers",
     "optimizer.step_size",
     "optimizer.adam_betas",
-    "optimizer.max_grad_norm",
-    "optimizer.adam_eps",
     "policy.center_of_mass",
     "advantage.span",
-    "optimizer.epoch_window",
     "aux.policy_iterations",
     "aux.minibatches",
     "aux.step_size",
     "rollout.source.delay",
     "rollout.source.max_lag",
+    "optimizer.max_grad_norm",
+    "optimizer.adam_eps",
+    "optimizer.epoch_window",
+    "optimizer.kl_factor",
+    "optimizer.kl_target",
+    "optimizer.kl_stop",
 )
-"""Fields that scaling may change: the four that make up the batch, then those that depend on it."""
+"""Fields that scaling may change: the four that make up the batch, then those that depend on it, by the
+paper's rules and by those beyond it."""
 
 
 class _RuleOptions(TypedDict, total=False):
@@ -63,6 +67,7 @@ class _RuleOptions(TypedDict, total=False):
     staleness: bool
     max_grad_norm: WithNoise
     adam_eps: WithNoise
+    adaptive_step: bool
     epochs: Epochs
 
 
@@ -80,6 +85,7 @@ def scale(
     staleness: bool = True,
     max_grad_norm: WithNoise = "none",
     adam_eps: WithNoise = "none",
+    adaptive_step: bool = True,
     epochs: Epochs = "at-once",
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
@@ -102,6 +108,8 @@ def scale(
         max_grad_norm: multiply the maximum norm of the gradient by sqrt(c), see
             :func:`~anybatch.scaling.max_grad_norm`.
         adam_eps: multiply Adam's epsilon by sqrt(c), see :func:`~anybatch.scaling.adam_eps`.
+        adaptive_step: raise ``optimizer.kl_factor`` to the power 1/c; and divide ``optimizer.kl_target`` and
+            ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
         epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs, see
             :func:`~anybatch.scaling.epoch_window`.
 
@@ -119,6 +127,7 @@ def scale(
         *(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness),
         max_grad_norm=max_grad_norm,
         adam_eps=adam_eps,
+        adaptive_step=adaptive_step,
         epochs=epochs,
     )
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})

@@ -78,6 +78,8 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         if before * c < 1:
             why = f"the rule gives {before * c:.3g}, but 1, all passes at once, is the minimum"
         changes.append(Change("optimizer.epoch_window", before, after, _times(c), why))
+    if rules.adaptive_step:
+        changes += _kl_changes(config, c, rules)
     if rules.policy_iterations and config.aux.enabled:
         phase = iterations * config.iteration_batch
         try:
@@ -90,6 +92,33 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         changes.append(Change("aux.policy_iterations", iterations, nearest, _times(c), why))
     if rules.staleness and config.stale:
         changes.append(_staleness_change(config, new, c))
+    return changes
+
+
+def _kl_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
+    """Changes of an adaptive step size and of stopping by KL divergence.
+
+    A step size changes by the factor f once an iteration, and so by f^(1/c) if there are c times as many iterations.
+    The KL divergence from an EWMA stays the same, as the age of the EWMA does. Where the proximal policy is that of an
+    iteration, its square root is the distance of K gradient steps in which noise dominates, K times as many as before
+    of 1/sqrt(c) of the size: the divergence is 1/c of what it was. With spread epochs the data, and with it a
+    behaviour policy, is as old as it was.
+    """
+    optimizer, changes = config.optimizer, []
+    if optimizer.kl_target is not None:
+        why = f"the step size changes as fast per environment step, in {_fewer(1 / c)} iterations"
+        after = single.kl_factor(optimizer.kl_factor, divide_batch_by=c)
+        changes.append(Change("optimizer.kl_factor", optimizer.kl_factor, after, f"^ (1/{c:.6g})", why))
+    several = max(optimizer.policy_epochs, optimizer.value_epochs) > 1
+    spread = rules.epochs == "spread" and several and config.policy.proximal == "behavior"
+    if config.policy.proximal != "ewma" and not spread:
+        why = (
+            "the policy moves less in a smaller iteration" if c >= 1 else "the policy moves more in a larger iteration"
+        )
+        for name in ("kl_target", "kl_stop"):
+            value = getattr(optimizer, name)
+            if value is not None:
+                changes.append(Change(f"optimizer.{name}", value, value / c, f"{_sign(c)} {_factor(c)}", why))
     return changes
 
 

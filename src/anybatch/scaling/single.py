@@ -171,6 +171,26 @@ def epoch_window(window: float, *, divide_batch_by: float) -> float:
     return float(max(1.0, window * _factor(divide_batch_by)))
 
 
+def kl_factor(factor: float, *, divide_batch_by: float) -> float:
+    """Raise the factor by which a KL-adaptive step size changes once an iteration to the power 1/c (beyond the paper).
+
+    Over the same environment steps there are c times as many iterations, and their factors multiply to the same.
+
+    Args:
+        factor: ``optimizer.kl_factor``, above 1.
+        divide_batch_by: c, the factor of the iteration batch.
+
+    Returns:
+        The factor at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+    if not 1 < factor < math.inf:
+        raise ConfigError(f"kl_factor is {factor}, but must be a number above 1")
+    return float(factor ** (1 / _factor(divide_batch_by)))
+
+
 def policy_iterations(iterations: int, *, divide_batch_by: float) -> int:
     """Multiply PPG's number of iterations in a phase by c (fourth adjustment of section 4).
 

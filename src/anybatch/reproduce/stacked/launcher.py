@@ -45,6 +45,7 @@ def launch(
     rows: int | None = 200,
     processes: int = 1,
     evaluations: Evaluations | None = None,
+    statistics: bool = False,
     on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[RunResult]:
     """Train runs and write the result of each to ``folder``; runs that already have a result are not trained again.
@@ -59,6 +60,8 @@ def launch(
         processes: number of processes, each of which trains a stack or a single run with one thread.
         evaluations: evaluate the policies during training, see :func:`~anybatch.reproduce.stacked.stack.run_stacked`;
             with ``vectorized`` alone.
+        statistics: also keep the columns about the policy update, likewise; a single run has them anyway. They are not
+            part of a result's name, so results with and without them need different folders.
         on_done: called with the numbers of finished runs and of all runs, at first with the runs that have a result.
 
     Returns:
@@ -81,7 +84,9 @@ def launch(
     total, done = len(runs), len(runs) - len(missing)
     on_done(done, total)
     work = stacks(missing) if launcher == "vectorized" else [[run] for run in missing]
-    train_stack = functools.partial(_train, launcher=launcher, folder=folder, rows=rows, evaluations=evaluations)
+    train_stack = functools.partial(
+        _train, launcher=launcher, folder=folder, rows=rows, evaluations=evaluations, statistics=statistics
+    )
     for finished in _work(work, train_stack, processes):
         done += finished
         on_done(done, total)
@@ -134,10 +139,17 @@ def _start_process() -> None:
     end_with_parent()  # a killed parent gives no more work, and leaves nobody to keep the results
 
 
-def _train(stack: Sequence[Run], launcher: str, folder: Path, rows: int | None, evaluations: Evaluations | None) -> int:
+def _train(
+    stack: Sequence[Run],
+    launcher: str,
+    folder: Path,
+    rows: int | None,
+    evaluations: Evaluations | None,
+    statistics: bool,
+) -> int:
     configs, seeds = zip(*stack, strict=True)
     if launcher == "vectorized":
-        results = run_stacked(configs, seeds, rows=rows, evaluations=evaluations)
+        results = run_stacked(configs, seeds, rows=rows, evaluations=evaluations, statistics=statistics)
     else:
         results = [_single(*stack[0], rows)]
     for result in results:

@@ -28,7 +28,7 @@ class StackedAdam(Adam):
         self._matrices = matrices
         self._stretches: list[slice] = []
         groups: list[dict[str, Any]] = []
-        for config, rows in groupby(configs):
+        for (config, _), rows in groupby(enumerate(configs), key=_number_of_call):
             start = self._stretches[-1].stop if self._stretches else 0
             stretch = slice(start, start + len(list(rows)))
             self._stretches.append(stretch)
@@ -36,6 +36,12 @@ class StackedAdam(Adam):
             groups.append({"params": parts, "lr": config.step_size, "betas": config.adam_betas, "eps": config.adam_eps})
         super().__init__(groups, fused=True)
         self.register_step_pre_hook(_split_gradients)
+
+
+def _number_of_call(numbered: tuple[int, OptimizerConfig]) -> tuple[OptimizerConfig, int]:
+    """Equal for runs whose step sizes are always equal; those that follow a KL divergence have a call each."""
+    number, config = numbered
+    return config, 0 if config.kl_target is None else number
 
 
 def _split_gradients(optimizer: StackedAdam, *_: Any) -> None:

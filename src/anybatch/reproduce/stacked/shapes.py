@@ -43,14 +43,8 @@ _WITHOUT_EFFECT = (
 
 
 _ADDED = (
-    *(
-        "observation",
-        "optimizer.epoch_window",
-        "optimizer.shuffle",
-        "model.policy_gain",
-        "model.value_gain",
-        "model.gaussian",
-    ),
+    *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
+    *("optimizer.epoch_window", "optimizer.kl_target", "optimizer.kl_factor", "optimizer.kl_stop"),
     *("policy.clip_schedule", "policy.entropy_schedule"),
     *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )
@@ -77,6 +71,8 @@ def _check_stackable(config: TrainConfig) -> None:
     for field, (value, allowed, fits) in needs.items():
         if not fits:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
+    if optimizer.kl_stop is not None:
+        raise not_stackable(f"optimizer.kl_stop is {optimizer.kl_stop}, but stacked runs make equal numbers of passes")
     if config.model.recurrent != "none":
         raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.eval.every is not None:
