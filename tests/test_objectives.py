@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from anybatch.objectives import capped_behavior, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.objectives import (
+    behavior_share,
+    capped_behavior,
+    decoupled_clip_loss,
+    decoupled_kl_loss,
+    half_squared_log_ratio,
+    interpolated_logp,
+    second_moment_mask,
+)
 
 
 def logs(*probabilities: float, grad: bool = False) -> Tensor:
@@ -330,3 +338,40 @@ def test_losses_compile_in_one_graph_with_numbers_and_tensors() -> None:
             return clip + decoupled_kl_loss(*samples, kl_coefficient=number)
 
         assert torch.equal(torch.compile(both, backend="eager", fullgraph=True)(), both())
+
+
+def test_second_moment_mask_by_hand() -> None:
+    """Squares 0.01, 0.25, 0.04, 0: means 0.075 of all, 0.0167 without 0.25, 0.005 without 0.04 as well."""
+    behavior = torch.tensor([-1.0, -2.0, -0.5, -1.5])
+    logp = behavior + torch.tensor([0.1, -0.5, 0.2, 0.0])
+    for limit, kept in (
+        (0.08, [True, True, True, True]),
+        (0.07, [True, False, True, True]),
+        (0.01, [True, False, False, True]),
+        (0.001, [False, False, False, True]),
+    ):
+        assert second_moment_mask(logp, behavior, limit).tolist() == kept
+    far = behavior + 3.0
+    assert second_moment_mask(far, behavior, 0.04).sum() == 1  # one is always kept
+    stacked = second_moment_mask(torch.stack([logp, behavior]), torch.stack([behavior, behavior]), 0.07)
+    assert stacked.tolist() == [[True, False, True, True], [True] * 4]
+
+
+def test_interpolated_logp_by_hand() -> None:
+    """Data 32 gradient steps old and a centre of mass of 8: a quarter of -2, three quarters of -1."""
+    logp, behavior = torch.tensor([-1.0], requires_grad=True), torch.tensor([-2.0])
+    share = behavior_share(8.0, age=32)
+    assert share == 0.25
+    proximal = interpolated_logp(logp, behavior, share)
+    assert proximal.tolist() == [-1.25] and not proximal.requires_grad
+    assert behavior_share(8.0, age=0) == behavior_share(8.0, age=4) == 1.0  # the coupled objective
+    shares = behavior_share(torch.tensor([8.0, 64.0]), age=32)
+    assert isinstance(shares, torch.Tensor) and shares.tolist() == [0.25, 1.0]
+    # A-3PO: data d versions of K steps old, and a proximal policy one version old
+    assert behavior_share(12.0, age=5 * 12) == 1 / 5
+
+
+def test_interpolation_with_all_of_the_behaviour_policy_is_the_coupled_loss() -> None:
+    logp, behavior, advantage = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    coupled = decoupled_clip_loss(logp, behavior, behavior, advantage)
+    assert decoupled_clip_loss(logp, interpolated_logp(logp, behavior, 1.0), behavior, advantage) == coupled

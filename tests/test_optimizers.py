@@ -107,3 +107,13 @@ def test_no_pass_follows_one_that_was_too_far(tmp_path: Path) -> None:
     assert set(steps[1e-12]) == {2}
     assert set(steps[1e9]) == {10}
     assert set(steps[1e-3]) - {2, 10}
+
+
+def test_step_size_by_effective_sample_size(tmp_path: Path) -> None:
+    source = {"kind": "delayed", "delay": 2}
+    changes = {"rollout.source": source, "proximal": "recent", "follow_ess": True, "step_size": 3e-2}
+    train(override(tiny_ppo(), {**changes, "total_env_steps": 96}), tmp_path / "run", quiet=True)
+    columns = read_progress(tmp_path / "run" / "progress.csv")
+    shares, step_sizes = columns["effective_sample_size"], columns["step_size"]
+    assert min(shares) < 0.99
+    assert step_sizes == pytest.approx([3e-2, *(3e-2 * share**0.5 for share in shares[:-1])], rel=1e-5)

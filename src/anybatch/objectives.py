@@ -200,6 +200,66 @@ def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: f
     return torch.maximum(logp_behavior.float(), logp.detach().float() - log_cap)
 
 
+def second_moment_mask(logp: Tensor, logp_behavior: Tensor, limit: float) -> Tensor:
+    """Samples that M2PO keeps: the largest ``(log pi_theta/pi_behav)^2`` are left out until the mean is within a limit.
+
+    Second-Moment Trust Policy Optimization (Zheng et al. 2025, arXiv:2510.01161): the mean over a minibatch bounds the
+    variance of importance weights on stale data, and few samples make up most of it. At least one sample is kept.
+
+    Args:
+        logp: (B,) log pi_theta(a|s).
+        logp_behavior: (B,) log pi_behav(a|s).
+        limit: of the mean over the samples that are kept, above 0.
+
+    Returns:
+        (B,) bool, without gradient.
+    """
+    check_alike(logp=logp, logp_behavior=logp_behavior)
+    squares = (logp.detach().float() - logp_behavior.float()).square()
+    largest_first, order = squares.sort(dim=-1, descending=True)
+    count = squares.shape[-1]
+    left = torch.arange(count, 0, -1, device=squares.device)
+    means = largest_first.flip(-1).cumsum(-1).flip(-1) / left  # of each sample and all smaller ones
+    dropped = (means > limit).sum(-1, keepdim=True).clamp(max=count - 1)
+    return order.argsort(dim=-1) >= dropped
+
+
+def interpolated_logp(logp: Tensor, logp_behavior: Tensor, behavior_share: float | Tensor) -> Tensor:
+    """``log pi_prox = share log pi_behav + (1 - share) log pi_theta``, without a forward pass of its own.
+
+    A-3PO (arXiv:2512.06547) takes ``share = 1/d`` for data d policy versions old, whose proximal policy is one version
+    old. See :func:`behavior_share` for that of an average.
+
+    Args:
+        logp: (B,) log pi_theta(a|s).
+        logp_behavior: (B,) log pi_behav(a|s).
+        behavior_share: from 0, where nothing limits the policy, to 1, the coupled objective.
+
+    Returns:
+        (B,) log pi_prox(a|s), without gradient.
+    """
+    check_alike(logp=logp, logp_behavior=logp_behavior)
+    check_coefficient("behavior_share", behavior_share, logp)
+    return behavior_share * logp_behavior.float() + (1 - behavior_share) * logp.detach().float()
+
+
+def behavior_share(center_of_mass: float | Tensor, age: float) -> float | Tensor:
+    """Share of the behaviour policy with which :func:`interpolated_logp` is as old as an EWMA: centre of mass over age.
+
+    While log-probabilities change at a constant rate, an average of the weights is as far behind as its centre of mass.
+
+    >>> behavior_share(8, age=32), behavior_share(8, age=4)
+    (0.25, 1.0)
+
+    Args:
+        center_of_mass: in gradient steps; a tensor for stacked runs.
+        age: of the data, in gradient steps; with 0 the share is 1.
+    """
+    if isinstance(center_of_mass, Tensor):
+        return (center_of_mass / age).clamp(max=1.0) if age else torch.ones_like(center_of_mass)
+    return min(1.0, center_of_mass / age) if age else 1.0
+
+
 def check_alike(axes: int = 1, /, **tensors: Tensor) -> None:
     """Check that arguments are floating-point tensors of one shape, at about 0.3 microseconds each.
 

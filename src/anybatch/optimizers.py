@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent
 
 _NUMBERS = ("betas", "eps", "momentum")
-_FACTORS = "factors_by_kl"
+_FACTORS = "factors"
 _LARGEST_FACTOR = 100.0
 
 
@@ -67,34 +68,42 @@ class Optimizers:
         self._config = config
         self._step_sizes = [StepSizes(optimizer, config) for optimizer in self.optimizers.values()]
         self._factors = [1.0] * len(self._step_sizes[0].initial)  # by KL divergence, of each run
+        self._once = list(self._factors)  # by effective sample size, for an iteration
 
     def set_progress(self, fraction: float) -> None:
-        """Set the step sizes by schedule and KL divergence for a run of which ``fraction`` (0 to 1) is done."""
+        """Set the step sizes of the next iteration, for a run of which ``fraction`` (0 to 1) is done."""
         for step_sizes in self._step_sizes:
-            step_sizes.set_progress(fraction, self._factors)
+            step_sizes.set_progress(fraction, map(operator.mul, self._factors, self._once))
 
-    def follow_kl(self, kl: float | Sequence[float]) -> dict[str, Any]:
-        """Adapt the step sizes of the coming iterations to the KL divergence of the last one, see :func:`followed`.
+    def follow(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """Adapt the step sizes of the coming iteration to the last one, if the configuration asks for it.
 
         Args:
-            kl: mean KL divergence of the policy from the proximal one; R of them for R stacked runs.
+            statistics: has ``kl_proximal``, the mean KL divergence of the policy from the proximal one, for
+                :func:`followed`, and ``effective_sample_size``, whose square root is a factor for one iteration;
+                floats, or lists of R floats for R stacked runs.
 
         Returns:
-            The column ``step_size`` of the last iteration, or nothing if the configuration has no ``kl_target``.
+            The column ``step_size`` of the last iteration, or nothing if step sizes follow the schedule alone.
         """
-        target, stacked = self._config.kl_target, isinstance(kl, Sequence)
-        if target is None:
+        config, count = self._config, len(self._factors)
+        if not config.adaptive_step:
             return {}
         used = [group["lr"] for group in next(iter(self.optimizers.values())).param_groups]
-        kls = kl if isinstance(kl, Sequence) else [kl] * len(self._factors)
-        by = self._config.kl_factor
-        self._factors = [followed(factor, x, target, by) for factor, x in zip(self._factors, kls, strict=True)]
+        stacked = isinstance(statistics["kl_proximal"], Sequence)
+        columns = {name: statistics[name] for name in ("kl_proximal", "effective_sample_size")}
+        kls, shares = columns.values() if stacked else ([x] * count for x in columns.values())
+        if config.kl_target is not None:
+            pairs = zip(self._factors, kls, strict=True)
+            self._factors = [followed(factor, kl, config.kl_target, config.kl_factor) for factor, kl in pairs]
+        if config.follow_ess:
+            self._once = [math.sqrt(share) if share > 0 else 1.0 for share in shares]  # NaN of a diverged run: as it is
         return {"step_size": used if stacked else used[0]}
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each optimiser, by name, and the factors by KL divergence if there is a target."""
+        """State of each optimiser, by name, and the factors of the step size if it is adaptive."""
         states: dict[str, Any] = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
-        return states if self._config.kl_target is None else {**states, _FACTORS: list(self._factors)}
+        return {**states, _FACTORS: [self._factors, self._once]} if self._config.adaptive_step else states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
@@ -102,7 +111,7 @@ class Optimizers:
             optimizer.load_state_dict(state[name])
             for group in optimizer.param_groups:  # the numbers of the configuration, which may have been edited
                 group |= {key: optimizer.defaults[key] for key in _NUMBERS if key in optimizer.defaults}
-        self._factors = list(state.get(_FACTORS, self._factors))
+        self._factors, self._once = map(list, state.get(_FACTORS, (self._factors, self._once)))
 
 
 class StepSizes:
@@ -119,8 +128,8 @@ class StepSizes:
 
         ``factors`` multiply them, one for each group of parameters.
         """
-        for group, initial, by_kl in zip(self._optimizer.param_groups, self.initial, factors, strict=False):
-            group["lr"] = initial * factor(self._schedule, fraction) * by_kl
+        for group, initial, adapted in zip(self._optimizer.param_groups, self.initial, factors, strict=False):
+            group["lr"] = initial * factor(self._schedule, fraction) * adapted
 
 
 def followed(factor: float, kl: float, target: float, by: float) -> float:

@@ -28,7 +28,16 @@ from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
 from anybatch.models.distributions import Distribution
-from anybatch.objectives import LogProbs, check_alike, decoupled_clip_loss, decoupled_kl_loss, half_squared_log_ratio
+from anybatch.objectives import (
+    LogProbs,
+    behavior_share,
+    check_alike,
+    decoupled_clip_loss,
+    decoupled_kl_loss,
+    half_squared_log_ratio,
+    interpolated_logp,
+    second_moment_mask,
+)
 from anybatch.optimizers import Optimizers, clip_gradients_, drop_gradients, gradients_of, stepper
 from anybatch.proximal import ProximalPolicy
 from anybatch.sampling.replay import RecentBatches, passes
@@ -195,10 +204,15 @@ def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Los
     config, distribution = learner.config.policy, learner.action_spec.distribution
     proximal_params = learner.proximal.params(minibatch)  # compute pi_prox for minibatch
     policy, proximal = distribution(params), distribution(proximal_params)
+    logp_theta = policy.log_prob(minibatch.action)
     with torch.no_grad():
-        logp_proximal = learner.proximal.log_prob(minibatch, proximal)
+        if config.interpolated:
+            share = _behavior_share(learner.config)
+            logp_proximal = interpolated_logp(logp_theta, minibatch.behavior_logp, share)
+        else:
+            logp_proximal = learner.proximal.log_prob(minibatch, proximal)
     logp = LogProbs(
-        theta=policy.log_prob(minibatch.action),
+        theta=logp_theta,
         proximal=logp_proximal,
         behavior=minibatch.behavior_logp,
         importance=minibatch.behavior_logp if config.importance == "behavior" else logp_proximal,
@@ -212,6 +226,13 @@ def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Los
     if learner.policy_statistics:
         samples = PolicySamples(params, proximal_params, minibatch.behavior_params, logp).tensors()
     return loss - _mean_over_runs(config.entropy_coefficient * entropy), terms, samples
+
+
+def _behavior_share(config: TrainConfig) -> float | Tensor:
+    """Share of the behaviour policy in an interpolated proximal one, (R, 1) for R stacked runs."""
+    steps = config.optimizer.minibatches * config.optimizer.policy_epochs
+    share = behavior_share(config.policy.center_of_mass, config.rollout.source.lag * steps)
+    return share.float().unsqueeze(-1) if isinstance(share, Tensor) else share
 
 
 def _value_terms(minibatch: Minibatch, value: Tensor, learner: Learner) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -239,6 +260,8 @@ def policy_loss(
         Scalar mean over all samples.
     """
     cap = config.max_importance_ratio
+    if config.second_moment is not None:
+        advantage = advantage * second_moment_mask(logp.theta, logp.behavior, config.second_moment)
     if config.objective == "clip":
         return decoupled_clip_loss(
             logp.theta, logp.proximal, logp.importance, advantage, clip=config.clip, max_importance_ratio=cap

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,7 @@ def training_loop(run: LoopRun, components: Components) -> None:
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
         optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, scheduled, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
-        statistics |= learner.optimizers.follow_kl(statistics.get("kl_proximal", math.nan))
+        statistics |= learner.optimizers.follow(statistics)
         if auxiliary:
             auxiliary.after_iteration(batch)
             statistics |= auxiliary.statistics()

@@ -210,6 +210,9 @@ SHARED_DEFAULTS = {  # appendix B, table 1
     "optimizer.kl_target": None,
     "optimizer.kl_factor": 1.5,
     "optimizer.kl_stop": None,
+    "optimizer.follow_ess": False,
+    "policy.interpolated": False,
+    "policy.second_moment": None,
     "reward.return_discount": 0.99,
     "reward.bound": 10.0,
     "advantage.span": 1.0,
@@ -323,6 +326,7 @@ BAD: dict[str, list[Any]] = {
     "optimizer.minibatches": [0, -1],
     "optimizer.policy_epochs": [0],
     "optimizer.value_epochs": [0],
+    "policy.second_moment": [0.0, -1.0, math.nan, math.inf],
     "optimizer.kl_target": [0.0, -0.01, math.nan, math.inf],
     "optimizer.kl_factor": [1.0, 0.5, math.nan, math.inf],
     "optimizer.kl_stop": [0.0, -0.01, math.nan, math.inf],
@@ -432,6 +436,8 @@ def test_every_number_has_a_rule() -> None:
             ["optimizer.kl_target is 0.01", "one gradient step"],
         ),
         ({"kl_stop": 0.01, "policy_epochs": 1}, ["optimizer.kl_stop is 0.01", "one policy epoch"]),
+        ({"interpolated": True, "proximal": "ewma"}, ["policy.interpolated is true", "policy.proximal ewma"]),
+        ({"interpolated": True, "objective": "kl"}, ["policy.interpolated is true", "kl_estimator half-squared"]),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
         *(
             (
@@ -474,6 +480,8 @@ def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[st
         {"policy.clip": math.inf, "rollout.source.kind": "delayed", "delay": 4},  # nothing is limited
         {"proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"rollout.source.kind": "delayed", "delay": 0},
+        {"interpolated": True, "rollout.source.kind": "delayed", "delay": 4},
+        {"interpolated": True, "objective": "kl", "kl_estimator": "half-squared"},
         {"epoch_window": 4.0},  # coupled, but as old in environment steps as at the tuned batch
         {"epoch_window": 4.0, "proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"num_envs": 9, "minibatches": 4, "steps": 8},

@@ -88,6 +88,11 @@ STACKS = {
         small(objective="kl", kl_target=1e-3),  # equal numbers, but a step size for each
         small(objective="kl", kl_target=1e-3, step_size=2e-2),
     ],
+    "clip, stale, interpolated": [
+        small("Catch-v0", **STALE, proximal="behavior", interpolated=True, follow_ess=True),
+        small("Catch-v0", **STALE, proximal="behavior", interpolated=True, follow_ess=True, center_of_mass=2.0),
+    ],
+    "clip, stale, second moment": [small("Catch-v0", **STALE, proximal="recent", second_moment=1e-4)] * 2,
     "one environment, dictionary": [
         small("MiniGrid-DoorKey-5x5-v0", **ONE),
         small("MiniGrid-DoorKey-5x5-v0", **ONE, step_size=1e-3),

@@ -75,6 +75,7 @@ VARIANTS: dict[str, TrainConfig] = {
     "normalised, clipped, shuffled": small(**{**NORMALIZED, "max_grad_norm": 0.5, "optimizer.shuffle": "samples"}),
     "passes spread out": small(ppo_ewma, policy_epochs=3, value_epochs=3, epoch_window=4.0),
     "step size by KL": small(ppo_ewma, kl_target=1e-3, kl_factor=1.3),
+    "step size by sample size": small(ppo_ewma, follow_ess=True, **{"rollout.source": {"kind": "delayed", "delay": 2}}),
     "stopped by KL": small(policy_epochs=4, value_epochs=4, kl_stop=1e-3),
     "normalised, delayed": small(ppo_ewma, **{**NORMALIZED, "rollout.source": {"kind": "delayed", "delay": 2}}),
 }

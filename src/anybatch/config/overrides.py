@@ -82,6 +82,8 @@ class Overrides(TypedDict, total=False):
     importance: Literal["behavior", "proximal"]
     center_of_mass: float
     max_importance_ratio: float
+    interpolated: bool
+    second_moment: float | None
     allow_stale_coupled: bool
     entropy_coefficient: float
     entropy_schedule: Schedule
@@ -93,6 +95,7 @@ class Overrides(TypedDict, total=False):
     optimizer_schedule: Schedule
     kl_target: float | None
     kl_factor: float
+    follow_ess: bool
     kl_stop: float | None
     adam_betas: tuple[float, float]
     adam_eps: float

@@ -162,6 +162,12 @@ class PolicyConfig:
     """Centre of mass of the proximal EWMA, in gradient steps: beta/(1-beta)."""
     max_importance_ratio: float = 100.0
     """Cap on pi_theta / pi_behav."""
+    interpolated: bool = False
+    """Take log pi_prox between log pi_behav and log pi_theta, by center_of_mass and the age of the data, instead of
+    computing it (A-3PO); with proximal behavior."""
+    second_moment: float | None = None
+    """Largest mean of (log pi_theta/pi_behav)^2 in a minibatch, or in each micro-batch of it: the samples with the
+    largest lose their advantage until the mean of the others is below (M2PO); None keeps all."""
     allow_stale_coupled: bool = False
     """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
     entropy_coefficient: float = 0.01
@@ -186,6 +192,9 @@ class OptimizerConfig:
     twice as much it is divided by kl_factor, after one with less than half multiplied; None keeps it."""
     kl_factor: float = 1.5
     """Factor by which the step size changes after an iteration if there is a kl_target."""
+    follow_ess: bool = False
+    """Multiply the step size by sqrt(ESS/B), the effective sample size of the last iteration as a share of its samples
+    (VCPO); for stale data."""
     kl_stop: float | None = None
     """KL divergence from the proximal policy, mean of a pass, after which an iteration makes no further pass; 1.5 times
     the target_kl of Stable-Baselines3 and Spinning Up. None stops never."""
@@ -210,6 +219,11 @@ class OptimizerConfig:
     iterations after the first; 1 makes all passes at once. Keeps the data of (E-1)/E as many iterations."""
     value_coefficient: float = 0.5
     """Coefficient of mean((v - target)^2)."""
+
+    @property
+    def adaptive_step(self) -> bool:
+        """Whether the step size depends on statistics of the iterations before."""
+        return self.kl_target is not None or self.follow_ess
 
 
 @dataclass(frozen=True)

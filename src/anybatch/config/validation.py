@@ -55,6 +55,7 @@ _RANGES: dict[str, Range] = {
         lambda x: x >= 1,
         "at least 1: below that even fresh data would lose its importance weights, which biases the gradient",
     ),
+    "policy.second_moment": (lambda x: x > 0, "a number above 0, or none"),
     "policy.entropy_coefficient": (lambda x: True, "a finite number"),
     "optimizer.step_size": _AT_LEAST_0,
     "optimizer.kl_target": (lambda x: x > 0, "a number above 0, or none"),
@@ -212,7 +213,9 @@ def _check_policy(config: TrainConfig) -> None:
             "policy.importance proximal is figure 1(a)'s biased objective for stale data and needs "
             "rollout.source.kind delayed or asynchronous; with fresh data set policy.importance behavior"
         )
-    if config.stale and not policy.allow_stale_coupled:
+    if policy.interpolated:
+        _check_interpolated(config)
+    if config.stale and not (policy.allow_stale_coupled or policy.interpolated):
         _check_decoupled(policy, limited)
     _check_passes(config)
     _check_kl(config)
@@ -252,6 +255,20 @@ def _check_passes(config: TrainConfig) -> None:
             f"{setting}, but policy.importance proximal weights samples by a policy younger than the one that sampled "
             "them, which biases the gradient, more so in later passes; set policy.importance behavior, or "
             "optimizer.epoch_window 1"
+        )
+
+
+def _check_interpolated(config: TrainConfig) -> None:
+    policy = config.policy
+    if policy.proximal != "behavior":
+        raise ConfigError(
+            f"policy.interpolated is true, but policy.proximal {policy.proximal} computes the proximal policy; set one "
+            "of policy.proximal behavior and policy.interpolated false"
+        )
+    if policy.objective == "kl" and policy.kl_estimator == "exact":
+        raise ConfigError(
+            "policy.interpolated is true, but gives log-probabilities of the sampled actions alone, and the exact KL "
+            "divergence needs those of all; set policy.objective clip, or policy.kl_estimator half-squared"
         )
 
 

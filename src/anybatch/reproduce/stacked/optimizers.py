@@ -39,9 +39,9 @@ class StackedAdam(Adam):
 
 
 def _number_of_call(numbered: tuple[int, OptimizerConfig]) -> tuple[OptimizerConfig, int]:
-    """Equal for runs whose step sizes are always equal; those that follow a KL divergence have a call each."""
+    """Equal for runs whose step sizes are always equal; adaptive ones have a call each."""
     number, config = numbered
-    return config, 0 if config.kl_target is None else number
+    return config, number if config.adaptive_step else 0
 
 
 def _split_gradients(optimizer: StackedAdam, *_: Any) -> None:

@@ -45,6 +45,7 @@ _WITHOUT_EFFECT = (
 _ADDED = (
     *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
     *("optimizer.epoch_window", "optimizer.kl_target", "optimizer.kl_factor", "optimizer.kl_stop"),
+    *("optimizer.follow_ess", "policy.interpolated", "policy.second_moment"),
     *("policy.clip_schedule", "policy.entropy_schedule"),
     *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )

@@ -180,7 +180,7 @@ def _learner(
         shuffle=_generators(seeds, "shuffle"),
         interrupts=Interrupts(),
         recent=RecentBatches.of(config.optimizer),
-        policy_statistics=statistics or config.optimizer.kl_target is not None,
+        policy_statistics=statistics or config.optimizer.adaptive_step,
     )
 
 
