@@ -214,6 +214,19 @@ def test_limits_of_gradients_that_are_not_used_stay(changes: dict[str, Any], fie
     assert field not in {change.field for change in made}
 
 
+def test_a_measured_noise_scale_limits_the_step_size() -> None:
+    config = ppo_ewma(policy_epochs=1, value_epochs=1, step_size=1e-3)  # 8,192 samples a gradient step
+    large, changes = scaling.scale(config, 1 / 4, noise_scale=8192)
+    assert large.optimizer.step_size == pytest.approx(1e-3 * (2 / 1.25) ** 0.5)
+    (row,) = [x for x in changes if x.field == "optimizer.step_size"]
+    assert row.rule == "x 1.26491"
+    assert "32,768 at a noise scale of 8,192" in row.why
+    assert scaling.scale(large, 4, noise_scale=8192)[0].optimizer.step_size == pytest.approx(1e-3)
+    assert scaling.scale(config, 1 / 4, noise_scale=8192, adam_step="none")[0].optimizer.step_size == 1e-3
+    sgd = ppo_ewma(optimizer_kind="sgd", **{"optimizer.step_size": 0.1})
+    assert scaling.scale(sgd, 1 / 4, noise_scale=8192)[0].optimizer.step_size == pytest.approx(0.1 * 2 / 1.25)
+
+
 def test_enlarging() -> None:
     config, _ = scaling.scale(ppg_ewma(), 1 / 4)
     assert config.env.num_envs == 1024

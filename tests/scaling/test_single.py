@@ -48,6 +48,22 @@ def test_an_adaptive_step_size_changes_as_fast() -> None:
         scaling.kl_factor(1, divide_batch_by=4)
 
 
+def test_step_sizes_saturate_at_the_noise_scale() -> None:
+    """From 1,000 to 4,000 samples with a noise scale of 1,000: 1 + B_noise/B falls from 2 to 1.25."""
+    by: dict[str, Any] = {"divide_batch_by": 0.25, "batch": 1000}
+    assert scaling.saturating_step_size(1.0, **by, noise_scale=1000) == pytest.approx((2 / 1.25) ** 0.5)
+    assert scaling.saturating_step_size(1.0, **by, noise_scale=1000, adam=False) == pytest.approx(2 / 1.25)
+    # far below it the rules of the paper, far beyond it no change
+    assert scaling.saturating_step_size(1.0, **by, noise_scale=1e9) == pytest.approx(2, rel=1e-5)
+    assert scaling.saturating_step_size(1.0, **by, noise_scale=1e9, adam=False) == pytest.approx(4, rel=1e-5)
+    assert scaling.saturating_step_size(1.0, **by, noise_scale=1e-3) == pytest.approx(1, rel=1e-5)
+    there = scaling.saturating_step_size(3e-4, **by, noise_scale=2000)
+    back = scaling.saturating_step_size(there, divide_batch_by=4, batch=4000, noise_scale=2000)
+    assert back == pytest.approx(3e-4, rel=1e-12)
+    with pytest.raises(ConfigError, match="noise_scale is 0, but must be a number above 0"):
+        scaling.saturating_step_size(1.0, **by, noise_scale=0)
+
+
 @pytest.mark.parametrize("c", [16, 4, 0.5, 0.25])
 def test_they_are_the_rules_of_a_configuration(c: float) -> None:
     before = ppg_ewma(span=4.0)

@@ -16,6 +16,7 @@ from anybatch.scaling.single import (
     max_grad_norm,
     max_lag,
     policy_iterations,
+    saturating_step_size,
     sgd_step_size,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "max_lag",
     "policy_iterations",
     "rescale",
+    "saturating_step_size",
     "scale",
     "sgd_step_size",
     "table",

@@ -42,6 +42,9 @@ class Rules:
     """Multiply Adam's epsilon by sqrt(c), as its denominator grows, or leave it."""
     adaptive_step: bool = True
     """Keep how fast a step size that follows kl_target changes, and the KL divergences that depend on the batch."""
+    noise_scale: float | None = None
+    """Gradient noise scale in samples, as a run measured it: step sizes change less near it, and not beyond; None takes
+    it to be far above both batches, as the paper does."""
     epochs: Epochs = "at-once"
     """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
 

@@ -68,6 +68,7 @@ class _RuleOptions(TypedDict, total=False):
     max_grad_norm: WithNoise
     adam_eps: WithNoise
     adaptive_step: bool
+    noise_scale: float | None
     epochs: Epochs
 
 
@@ -86,6 +87,7 @@ def scale(
     max_grad_norm: WithNoise = "none",
     adam_eps: WithNoise = "none",
     adaptive_step: bool = True,
+    noise_scale: float | None = None,
     epochs: Epochs = "at-once",
 ) -> tuple[TrainConfig, list[Change]]:
     """Divide both batch sizes by ``c`` through the number of environments, and compensate (section 4).
@@ -105,13 +107,12 @@ def scale(
             number of workers alone (appendix B); else both numbers stay.
         staleness: multiply the delay of a delayed source, and the maximal lag of an asynchronous one, by c, rounded to
             a whole number of iterations and at least 1.
-        max_grad_norm: multiply the maximum norm of the gradient by sqrt(c), see
-            :func:`~anybatch.scaling.max_grad_norm`.
-        adam_eps: multiply Adam's epsilon by sqrt(c), see :func:`~anybatch.scaling.adam_eps`.
+        max_grad_norm: beyond the paper: multiply the maximum norm of the gradient by sqrt(c).
+        adam_eps: multiply Adam's epsilon by sqrt(c).
         adaptive_step: raise ``optimizer.kl_factor`` to the power 1/c; and divide ``optimizer.kl_target`` and
             ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
-        epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs, see
-            :func:`~anybatch.scaling.epoch_window`.
+        noise_scale: in samples: step sizes saturate there; None takes it to be far above both batches.
+        epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs.
 
     Returns:
         The new configuration, and every field that changed.
@@ -123,13 +124,8 @@ def scale(
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
     fewer = _divided_envs(config.env.num_envs, divide_batch_by)
-    rules = Rules(
-        *(adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness),
-        max_grad_norm=max_grad_norm,
-        adam_eps=adam_eps,
-        adaptive_step=adaptive_step,
-        epochs=epochs,
-    )
+    paper = adam_step, adam_betas, ewma, advantage_norm, policy_iterations, auxiliary, staleness
+    rules = Rules(*paper, max_grad_norm, adam_eps, adaptive_step, noise_scale, epochs)
     return _transfer(config, fewer, config.rollout.steps, config.optimizer.minibatches, workers, rules, {})
 
 

@@ -25,7 +25,9 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     c = config.optimization_batch / new.optimization_batch
     optimizer, policy = config.optimizer, config.policy
     changes = []
-    if rules.adam_step != "none":
+    if rules.adam_step != "none" and rules.noise_scale is not None:
+        changes.append(_saturating_change(config, c, rules.noise_scale))
+    elif rules.adam_step != "none":
         root, why = optimizer.kind == "adam" and rules.adam_step == "sqrt", f"{_fewer(c)} samples per gradient step"
         if root:
             why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
@@ -44,6 +46,15 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         after = single.center_of_mass(center, divide_batch_by=c)
         changes.append(Change("policy.center_of_mass", center, after, _times(c), why))
     return changes
+
+
+def _saturating_change(config: TrainConfig, c: float, noise_scale: float) -> Change:
+    """Change of the step size where the noise scale may be near."""
+    step, batch, adam = config.optimizer.step_size, config.optimization_batch, config.optimizer.kind == "adam"
+    after = single.saturating_step_size(step, divide_batch_by=c, batch=batch, noise_scale=noise_scale, adam=adam)
+    factor = step / after if step else 1.0
+    why = f"{_fewer(c)} samples per gradient step, {batch / c:,.0f} at a noise scale of {noise_scale:,.0f}"
+    return Change("optimizer.step_size", step, after, f"{_sign(factor)} {_factor(factor)}", why)
 
 
 def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:

@@ -51,6 +51,35 @@ def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
     return _positive("step_size", step_size) / _factor(divide_batch_by)
 
 
+def saturating_step_size(
+    step_size: float, *, divide_batch_by: float, batch: float, noise_scale: float, adam: bool = True
+) -> float:
+    """Change a step size with the batch as far as the noise scale allows (beyond the paper).
+
+    Over a step of size e along a gradient of B samples the loss changes by ``-e |G|^2 + e^2/2 (G'HG + tr(H Sigma)/B)``,
+    with G the true gradient, H the Hessian and Sigma the covariance of one sample's gradient. The best e is
+    proportional to ``1/(1 + B_noise/B)`` (McCandlish et al. 2018, arXiv:1812.06162, section 2.2): B while B is far
+    below B_noise, and constant beyond, where a gradient hardly becomes more precise. For Adam they fit a power from 1/2
+    to 1 of it (in an appendix). Here it is 1/2, with which ``sqrt(B / (1 + B/B_noise))`` joins the square root rule.
+
+    Args:
+        step_size: that works at ``batch``.
+        divide_batch_by: c, the factor of the optimisation batch.
+        batch: B, samples of a gradient step where the step size works.
+        noise_scale: B_noise in samples, such as the columns ``noise_scale_adam`` and ``noise_scale`` of a run.
+        adam: of Adam; otherwise of SGD, with power 1.
+
+    Returns:
+        The step size at 1/c of the batch.
+
+    Raises:
+        ConfigError: an argument is not a number above 0.
+    """
+    c, inverse = _factor(divide_batch_by), _positive("noise_scale", noise_scale) / _positive("batch", batch)
+    factor = (1 + inverse) / (1 + inverse * c)
+    return float(_positive("step_size", step_size) * (factor**0.5 if adam else factor))
+
+
 def adam_beta(beta: float, *, divide_batch_by: float) -> float:
     """Raise a decay rate of Adam to the power 1/c, which keeps the samples that it averages over.
 
