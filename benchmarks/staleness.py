@@ -3,6 +3,7 @@
     python benchmarks/staleness.py run                    # train what is missing, and draw; ten minutes on an idle core
     python benchmarks/staleness.py draw                   # tables and figure from scores.csv.gz in results/staleness
     python benchmarks/staleness.py run tuning             # step sizes compared, on seeds that are used for nothing else
+    python benchmarks/staleness.py run beyond             # rules of other authors, at delays 4, 16 and 64
     python benchmarks/staleness.py run own-step-size      # the largest delay with the best step size of each variant
     python benchmarks/staleness.py run --seeds 2 --delays 0 2 --env-steps 20000 --runs /tmp/runs --results /tmp/results
 
@@ -20,9 +21,10 @@ import csv
 import gzip
 import io
 import itertools
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,14 @@ from anybatch.reproduce.tables import markdown
 from anybatch.system.atomic_files import write_bytes, write_text
 
 ROOT = Path(__file__).parent.parent
-DEFAULTS = {"delays": ([0, 1, 2, 4, 8, 16], 8), "tuning": ([0, 16], 4), "own-step-size": ([16], 8)}
+DEFAULTS = {
+    "delays": ([0, 1, 2, 4, 8, 16], 8),
+    "tuning": ([0, 16], 4),
+    "own-step-size": ([16], 8),
+    "beyond": ([4, 16, 64], 6),
+}
 """Delays and number of seeds."""
-FIRST_SEED, FIRST_TUNING_SEED = 70_000, 100
+FIRST_SEED, FIRST_TUNING_SEED, FIRST_BEYOND_SEED = 70_000, 100, 71_000
 TUNING_FACTORS = (0.5, 1.0, 2.0, 4.0)
 LAST_SHARE = 0.1
 FIELDS = ("task", "variant", "delay", "step_size", "seed", "return", "score")
@@ -70,10 +77,11 @@ class Variant:
     """Key of its label and colour in figures."""
     proximal: str
     importance: str
+    changes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return LABELS[self.name]
+        return LABELS.get(self.name, self.name)
 
 
 TASKS = {
@@ -86,6 +94,15 @@ VARIANTS = {
     "behavior": Variant("behavior", "behavior", "behavior"),
     "ewma": Variant("ppo-ewma", "ewma", "behavior"),
 }
+FIGURE_1 = tuple(VARIANTS)
+VARIANTS |= {
+    "decoupled-ess": Variant("decoupled, ESS step size", "recent", "behavior", {"follow_ess": True}),
+    "ewma-ess": Variant("PPO-EWMA, ESS step size", "ewma", "behavior", {"follow_ess": True}),
+    "m2": Variant("second-moment mask", "behavior", "behavior", {"policy.clip": math.inf, "second_moment": 0.04}),
+    "interpolated": Variant("interpolated", "behavior", "behavior", {"interpolated": True, "center_of_mass": 24.0}),
+}
+BEYOND = ("decoupled", "ewma", *list(VARIANTS)[len(FIGURE_1) :])
+"""Beside the two best of figure 1. The interpolated policy is one iteration of 24 gradient steps old, as in A-3PO."""
 SHARED: dict[str, Any] = {
     "total_env_steps": 120_000,
     "env.num_envs": 16,
@@ -112,6 +129,7 @@ def configure(task: Task, variant: Variant, delay: int, env_steps: int | None, f
         "policy.proximal": variant.proximal,
         "policy.importance": variant.importance,
         "rollout.source": {"kind": "delayed", "delay": delay},
+        **variant.changes,
     }
     config = override(ppo(task.env), changes)
     return override(config, {"total_env_steps": env_steps}) if env_steps else config
@@ -119,7 +137,7 @@ def configure(task: Task, variant: Variant, delay: int, env_steps: int | None, f
 
 def planned(arguments: argparse.Namespace) -> list[tuple[dict[str, Any], TrainConfig]]:
     """Every run: what identifies it, and its configuration."""
-    first = FIRST_TUNING_SEED if arguments.what == "tuning" else FIRST_SEED
+    first = {"tuning": FIRST_TUNING_SEED, "beyond": FIRST_BEYOND_SEED}.get(arguments.what, FIRST_SEED)
     tuning = read_scores(arguments.results / "tuning.csv.gz") if arguments.what == "own-step-size" else []
     runs = []
     for task, delay, variant in itertools.product(arguments.tasks, arguments.delays, arguments.variants):
@@ -297,7 +315,7 @@ def main() -> None:
         one = commands.add_parser(name, help=about)
         one.add_argument("what", nargs="?", choices=DEFAULTS, default="delays")
         one.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-        one.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+        one.add_argument("--variants", nargs="+", choices=VARIANTS, help="by default those of figure 1, or beyond")
         one.add_argument("--delays", nargs="+", type=int)
         one.add_argument("--seeds", type=int, help="how many")
         one.add_argument("--env-steps", type=int, help="instead of 120,000")
@@ -308,6 +326,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.name = "scores" if arguments.what == "delays" else arguments.what
     delays, seeds = DEFAULTS[arguments.what]
+    arguments.variants = arguments.variants or (BEYOND if arguments.what == "beyond" else FIGURE_1)
     arguments.delays, arguments.seeds = arguments.delays or delays, arguments.seeds or seeds
     arguments.command(arguments)
 
