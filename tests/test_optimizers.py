@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from torch.nn import Parameter
 from anybatch.config.io import override
 from anybatch.config.schema import OptimizerConfig
 from anybatch.errors import ConfigError
-from anybatch.optimizers import clip_gradients_, followed, gradients_of, make_optimizer, stepper
+from anybatch.optimizers import Optimizers, clip_gradients_, followed, gradients_of, make_optimizer, stepper
 from anybatch.runs.progress import read_progress
 from anybatch.training import train
 from small_runs import tiny_ppo
@@ -117,3 +120,21 @@ def test_step_size_by_effective_sample_size(tmp_path: Path) -> None:
     shares, step_sizes = columns["effective_sample_size"], columns["step_size"]
     assert min(shares) < 0.99
     assert step_sizes == pytest.approx([3e-2, *(3e-2 * share**0.5 for share in shares[:-1])], rel=1e-5)
+
+
+def test_adapted_step_sizes_are_saved_and_end_with_the_option() -> None:
+    weight = Parameter(torch.zeros(2))
+    agent: Any = SimpleNamespace(policy_parameters=lambda: [weight], value_parameters=lambda: [weight])
+
+    def step_size(optimizers: Optimizers) -> float:
+        optimizers.set_progress(0.0)
+        return float(optimizers.optimizers["joint"].param_groups[0]["lr"])
+
+    adaptive = OptimizerConfig(step_size=0.3, policy_epochs=3, value_epochs=3, kl_target=0.01, follow_ess=True)
+    first = Optimizers(agent, adaptive)
+    first.follow({"kl_proximal": 1.0, "effective_sample_size": 0.25})
+    assert step_size(first) == pytest.approx(0.3 / 1.5 * 0.5)
+    for config, expected in ((adaptive, 0.1), (replace(adaptive, kl_target=None, follow_ess=False), 0.3)):
+        other = Optimizers(agent, config)
+        other.load_state_dict(first.state_dict())
+        assert step_size(other) == pytest.approx(expected)

@@ -111,7 +111,8 @@ class Optimizers:
             optimizer.load_state_dict(state[name])
             for group in optimizer.param_groups:  # the numbers of the configuration, which may have been edited
                 group |= {key: optimizer.defaults[key] for key in _NUMBERS if key in optimizer.defaults}
-        self._factors, self._once = map(list, state.get(_FACTORS, (self._factors, self._once)))
+        if self._config.adaptive_step and _FACTORS in state:
+            self._factors, self._once = map(list, state[_FACTORS])
 
 
 class StepSizes:

@@ -96,6 +96,17 @@ def test_at_the_same_batch_the_optimiser_continues(large: Path, tmp_path: Path) 
     assert resume(tmp_path / "run", total_env_steps=320, quiet=True).env_steps == 320
 
 
+def test_an_adapted_step_size_starts_anew(tmp_path: Path) -> None:
+    adaptive = small(kl_target=1e-6, step_size=3e-3)
+    train(adaptive, tmp_path / "adaptive", quiet=True)
+    assert state_of(tmp_path / "adaptive")["optimizers"]["factors"] != [[1.0], [1.0]]
+    components = build(adaptive, 0)
+    (sentence,) = start_from(tmp_path / "adaptive", components)
+    components.env.close()
+    assert "the optimiser's averages" in sentence.partition("anew")[0]
+    assert components.learner.optimizers.state_dict()["factors"] == [[1.0], [1.0]]
+
+
 def test_numbers_are_those_of_the_configuration(large: Path) -> None:
     components = build(small(step_size=3e-3, adam_betas=(0.5, 0.9)), 0)
     start_from(large, components)

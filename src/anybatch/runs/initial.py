@@ -129,7 +129,7 @@ def _load_proximal(saved: State, proximal: ProximalPolicy, steps: float) -> dict
 def _load_optimizers(state: State, components: Components, source: TrainConfig, samples: float) -> bool:
     """Load the optimisers' averages, if they are of the same kind; returns whether they are."""
     config, optimizers, saved = components.learner.config, components.learner.optimizers, state["optimizers"]
-    if source.optimizer.kind != config.optimizer.kind or saved.keys() != optimizers.optimizers.keys():
+    if source.optimizer.kind != config.optimizer.kind or not optimizers.optimizers.keys() <= saved.keys():
         return False
     for name, optimizer in optimizers.optimizers.items():
         _load_optimizer(optimizer, _at_batch(saved[name], samples))
