@@ -10,6 +10,7 @@ Runs of one shape are trained together, as a stack (:mod:`anybatch.reproduce.sta
 runs: step sizes are the ladder's, divided by the square root of the number of epochs.
 
 Queues: ``epochs`` (3 epochs, 1/16 of the batch; ``epochs_4``, ``epochs_64``, ``epochs_10``: 1/4, 1/64, 10 epochs),
+``momentum`` (Adam's betas),
 ``coupled`` (plain PPO), ``gradients`` (maximum norm, Adam's epsilon), ``adaptive`` (step size by KL), ``critical``
 (larger batches).
 """
@@ -124,6 +125,16 @@ def epochs_10() -> Iterator[Job]:
     return epochs(10, tasks=TASKS_HERE[:2])
 
 
+def momentum() -> Iterator[Job]:
+    """Adam's betas kept or raised to the power 1/c, with one epoch and with three."""
+    for task, count in itertools.product(TASKS_HERE[:2], (1, 3)):
+        config, setting = several_epochs(task, "kl", count), f"kl, {count} {'epoch' if count == 1 else 'epochs'}"
+        yield Job("momentum", task, setting, "tuned", 1, config, SEEDS)
+        for how, both in itertools.product(("at-once", "spread")[:count], (False, True)):
+            variant, rules = f"{how}, betas {'both' if both else 'kept'}", {"epochs": how, "adam_betas": both}
+            yield Job("momentum", task, setting, variant, 16, scaled(config, 16, **rules), SEEDS)
+
+
 def coupled() -> Iterator[Job]:
     """Plain PPO: the behaviour policy limits the policy."""
     for task in TASKS_HERE:
@@ -159,7 +170,9 @@ def critical() -> Iterator[Job]:
                     yield Job("critical", task, "larger batches", name, c, scaled(config, c, **rules), SEEDS)
 
 
-QUEUES = {f.__name__: f for f in (epochs, gradients, epochs_10, coupled, epochs_4, epochs_64, adaptive, critical)}
+QUEUES = {
+    f.__name__: f for f in (epochs, momentum, gradients, epochs_10, coupled, epochs_4, epochs_64, adaptive, critical)
+}
 
 
 def run(queues: Iterable[str], runs: Path) -> None:
