@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import runpy
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from anybatch.integrations.rsl_rl import PPOEWMA
 
 NAME = "anybatch.integrations.rsl_rl:PPOEWMA"
 FIXED: dict[str, Any] = {"schedule": "fixed", "learning_rate": 3e-3, "entropy_coef": 0.0}
+MIXED = {"use_mixed_precision": True}
 
 
 class Point(VecEnv):
@@ -101,17 +103,20 @@ def recorded(of: OnPolicyRunner) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore::anybatch.errors.ScalingWarning")
 @pytest.mark.parametrize("recurrent", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"schedule": "adaptive", "use_clipped_value_loss": True}])
+@pytest.mark.parametrize("changes", [{}, {"schedule": "adaptive", "use_clipped_value_loss": True}, MIXED])
 def test_without_an_average_it_is_rsl_rl_s_ppo(recurrent: bool, changes: dict[str, Any]) -> None:
     """Clipping around the behaviour policy, each minibatch normalised: the same weights after three iterations."""
+    if not changes.keys() <= inspect.signature(anybatch.integrations.rsl_rl.PPO).parameters.keys():
+        pytest.skip("an option of rsl_rl from 5.5")
     options = {**FIXED, "use_clipped_value_loss": False, "normalize_advantage_per_mini_batch": True, **changes}
+    options["normalization"] = True
     theirs = runner("PPO", recurrent, **options)
     mine = runner(NAME, recurrent, center_of_mass=None, **options)
     for each in (theirs, mine):
         torch.manual_seed(5)
         each.learn(3)
     assert mine.alg.learning_rate == theirs.alg.learning_rate
-    for name, x in weights(theirs).items():
+    for name, x in weights(theirs).items():  # the statistics of observations among them
         torch.testing.assert_close(weights(mine)[name], x, rtol=1e-5, atol=1e-6)
     other = runner(NAME, recurrent, **options)
     torch.manual_seed(5)

@@ -36,6 +36,8 @@ except ModuleNotFoundError as error:
 _ADAPTATION = 1.5
 _SLOWEST, _FASTEST = 1e-5, 1e-2
 _STATE = "ppo_ewma"
+# rsl_rl updates its normalisers with every step of a rollout until 5.4, and at the end of an update from 5.5
+_UPDATES_NORMALIZERS = "update_normalization" not in PPO.process_env_step.__code__.co_names
 
 
 class PPOEWMA(PPO):
@@ -133,15 +135,29 @@ class PPOEWMA(PPO):
                 batch.advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
             if self.symmetry:
                 self.symmetry.augment_batch(batch, samples)
+            self._step(*self._losses(batch, samples, logged), logged)
+        if _UPDATES_NORMALIZERS:
+            observations = self.storage.observations.flatten(0, 1)
+            for model in (self.actor, self.critic, self.rnd):
+                if model is not None:
+                    model.update_normalization(observations)
+        self.storage.clear()
+        return {name: float(torch.stack(values).mean()) for name, values in logged.items()}
+
+    def _losses(
+        self, batch: RolloutStorage.Batch, samples: int, logged: dict[str, list[Tensor]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss of actor and critic, and that of the predictor of novelty, in rsl_rl's precision."""
+        mixed = getattr(self, "use_mixed_precision", False)  # from rsl_rl 5.5
+        with torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=mixed):
             loss = self._policy_loss(batch, samples, logged) + self.value_loss_coef * self._value_loss(batch, logged)
             if self.symmetry:
                 mirror_loss = self.symmetry.compute_loss(self.actor, batch, samples)
                 logged["symmetry"].append(mirror_loss.detach())
                 if self.symmetry.use_mirror_loss:
                     loss = loss + self.symmetry.mirror_loss_coeff * mirror_loss
-            self._step(loss, batch, samples, logged)
-        self.storage.clear()
-        return {name: float(torch.stack(values).mean()) for name, values in logged.items()}
+            novelty_loss = self.rnd.compute_loss(batch.observations[:samples]) if self.rnd else None
+        return loss, novelty_loss
 
     def _policy_loss(self, batch: RolloutStorage.Batch, samples: int, logged: dict[str, list[Tensor]]) -> Tensor:
         """Minus L^CLIP_decoupled and the entropy bonus; the step size follows the KL first, if it is adaptive."""
@@ -203,12 +219,11 @@ class PPOEWMA(PPO):
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate
 
-    def _step(self, loss: Tensor, batch: RolloutStorage.Batch, samples: int, logged: dict[str, list[Tensor]]) -> None:
+    def _step(self, loss: Tensor, novelty_loss: Tensor | None, logged: dict[str, list[Tensor]]) -> None:
         """One gradient step of actor and critic, and of the predictor of novelty; then theta_prox <- EWMA(theta)."""
         self.optimizer.zero_grad()
         loss.backward()
-        if self.rnd:
-            novelty_loss = self.rnd.compute_loss(batch.observations[:samples])
+        if novelty_loss is not None:
             self.rnd.optimizer.zero_grad()
             novelty_loss.backward()
             logged["rnd"].append(novelty_loss.detach())
