@@ -3,7 +3,7 @@
     pip install mjlab                                     # in an environment with torch; brings rsl_rl
     python benchmarks/mjlab_cartpole.py run parity        # 256 environments, mjlab's configuration, class substituted
     python benchmarks/mjlab_cartpole.py run tune          # fixed step sizes at 256 environments, seeds from 900
-    python benchmarks/mjlab_cartpole.py run ladder        # 256, 64 and 16 environments: the rule against KL-adaptive PPO
+    python benchmarks/mjlab_cartpole.py run ladder        # 256, 64, 16 environments: the rule against KL-adaptive PPO
     python benchmarks/mjlab_cartpole.py draw              # what is finished: results/mjlab/
 
 Everything is mjlab's configuration of the task, but for the number of environments and the arguments of the algorithm.

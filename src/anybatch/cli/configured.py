@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import tyro
 
 from anybatch.config import fields
-from anybatch.config.frameworks import explain
+from anybatch.config.frameworks.tables import explain
 from anybatch.config.io import read_config_file
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from anybatch.config.frameworks import explain
+from anybatch.config.frameworks.tables import explain
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 
 from anybatch.config import fields
-from anybatch.config.frameworks import FRAMEWORKS, Code, Row
+from anybatch.config.frameworks.rows import Code, Row
+from anybatch.config.frameworks.tables import FRAMEWORKS
 from anybatch.config.schema import TrainConfig
 
 

@@ -1,0 +1,51 @@
+"""Arguments of CleanRL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anybatch.config.frameworks.common import (
+    ITERATION,
+    MINIBATCHES,
+    NO_EARLY_STOP,
+    NO_VALUE_CLIPPING,
+    TWICE,
+    describe_optimizer,
+    is_linear,
+    max_norm,
+    ppo_notes,
+)
+from anybatch.config.frameworks.rows import Framework, Row
+from anybatch.config.schema import TrainConfig
+
+
+def _notes(config: TrainConfig) -> Iterator[str]:
+    yield from ppo_notes(config, "norm-adv works on each minibatch", "clip-coef")
+    yield f"{describe_optimizer(config)}: no argument; edit optim.Adam(..., eps=1e-5) there"
+
+
+_ARGUMENTS = (
+    Row("total_timesteps", "total_env_steps"),
+    Row("num_envs", "env.num_envs"),
+    Row("num_steps", "rollout.steps"),
+    Row("num_minibatches", "optimizer.minibatches"),
+    Row("update_epochs", "optimizer.policy_epochs"),
+    Row("learning_rate", "optimizer.step_size"),
+    Row("gamma", "advantage.discount"),
+    Row("gae_lambda", "advantage.gae_lambda"),
+    Row("clip_coef", "policy.clip"),
+    Row("ent_coef", "policy.entropy_coefficient"),
+    Row("vf_coef", "", lambda x: 2 * x.optimizer.value_coefficient, TWICE),  # ppo.py halves the squared error first
+    Row("max_grad_norm", "optimizer.max_grad_norm", max_norm),
+    Row("anneal_lr", "optimizer.schedule", is_linear, "optimizer.schedule linear"),
+    Row("norm_adv", "advantage.normalize"),
+    Row("clip_vloss", "", lambda config: False, NO_VALUE_CLIPPING),
+)
+_KNOWN = (
+    Row("env_id", "env.id"),
+    Row("target_kl", meaning=NO_EARLY_STOP),
+    Row("batch_size", meaning=ITERATION),
+    Row("minibatch_size", meaning=MINIBATCHES),
+)
+
+TABLE = Framework("CleanRL", {"python cleanrl/ppo.py": _ARGUMENTS}, _notes, _KNOWN, flags=True)

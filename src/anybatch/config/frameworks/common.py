@@ -1,0 +1,99 @@
+"""Values, conditions and sentences that several tables use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anybatch.config.schema import TrainConfig
+
+EPOCHS = "policy_epochs and optimizer.value_epochs"
+ITERATION = "env.num_envs * rollout.steps"
+ITERATIONS = f"total_env_steps / ({ITERATION})"
+ACCUMULATED = "optimizer.minibatches * gradient_accumulation_steps"
+TWICE = "twice optimizer.value_coefficient"
+MINIBATCHES = "optimizer.minibatches = env.num_envs * rollout.steps / {name}"
+NO_VALUE_CLIPPING = "not used here, values are never clipped"
+NO_EARLY_STOP = "not used here, epochs are never cut short"
+
+
+def has_ewma(config: TrainConfig) -> bool:
+    """Whether the proximal policy is the EWMA."""
+    return config.policy.proximal == "ewma"
+
+
+def minibatch_size(config: TrainConfig) -> int:
+    """Samples in a gradient step."""
+    return round(config.optimization_batch)
+
+
+def max_norm(config: TrainConfig) -> float:
+    """Largest norm of a gradient, for frameworks that always clip."""
+    norm = config.optimizer.max_grad_norm
+    return 1e9 if norm is None else norm
+
+
+def is_adam(config: TrainConfig) -> bool:
+    """Whether the optimiser is Adam, not SGD."""
+    return config.optimizer.kind == "adam"
+
+
+def is_penalty(config: TrainConfig) -> bool:
+    """Whether the objective has the KL penalty in place of clipping."""
+    return config.policy.objective == "kl"
+
+
+def is_linear(config: TrainConfig) -> bool:
+    """Whether the step size decays to 0 linearly."""
+    return config.optimizer.schedule == "linear"
+
+
+def describe_optimizer(config: TrainConfig) -> str:
+    """The optimiser's settings beside the step size, in words."""
+    optimizer = config.optimizer
+    if optimizer.kind == "sgd":
+        return f"SGD with momentum {optimizer.sgd_momentum:g}"
+    betas = ", ".join(f"{beta:.7g}" for beta in optimizer.adam_betas)
+    return f"Adam's betas ({betas}) and epsilon {optimizer.adam_eps:g}"
+
+
+def schedule_notes(config: TrainConfig) -> Iterator[str]:
+    """Schedules that none of the frameworks has."""
+    if config.optimizer.schedule not in ("constant", "linear"):
+        yield f"optimizer.schedule {config.optimizer.schedule}: set its own schedule there; the step size is constant"
+    for name in ("clip", "entropy"):
+        if (schedule := getattr(config.policy, f"{name}_schedule")) != "constant":
+            yield f"policy.{name}_schedule {schedule}: set its own schedule there; the number is constant"
+
+
+def ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: bool = False) -> Iterator[str]:
+    """Yield a sentence for each property that none of the PPOs has.
+
+    ``normalization`` is how the framework normalises advantages, empty if as we do, and ``always`` whether it cannot be
+    switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one.
+    """
+    policy, optimizer = config.policy, config.optimizer
+    yield from schedule_notes(config)
+    if policy.proximal != "behavior" and normalization:
+        ewma = policy.proximal == "ewma"
+        what = f"policy.center_of_mass {policy.center_of_mass:g}" if ewma else "policy.proximal recent"
+        yield (
+            f"{what}: no counterpart; the policy is limited around the one that sampled, so its age follows the "
+            "iteration batch: keep environments times steps as it was where you can, and change only the minibatch "
+            "size and the step size"
+        )
+    if policy.objective == "kl" and clipping:
+        yield f"policy.kl_coefficient {policy.kl_coefficient:g}: no counterpart; {clipping} limits the policy instead"
+    if config.advantage.normalize and normalization:
+        yield f"advantage.span {config.advantage.span:g}: no counterpart; {normalization}"
+    if not config.advantage.normalize and always:
+        yield f"advantage.normalize false: no counterpart; {normalization}"
+    if optimizer.value_epochs != optimizer.policy_epochs:
+        yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; the value takes policy_epochs too"
+    if config.aux.enabled:
+        yield "aux (the auxiliary phase of PPG): no counterpart"
+    if config.stale:
+        yield f"rollout.source {config.rollout.source.kind}: no counterpart; it samples and trains in turns"
+    if config.reward.normalize:
+        yield "reward.normalize: wrap the environments (VecNormalize, NormalizeReward, a connector)"
+    if config.observation.normalize:
+        yield "observation.normalize: wrap the environments (VecNormalize, NormalizeObservation, a connector)"

@@ -1,0 +1,72 @@
+"""Arguments of rsl_rl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from anybatch.config.frameworks.common import (
+    ITERATIONS,
+    NO_VALUE_CLIPPING,
+    describe_optimizer,
+    is_linear,
+    max_norm,
+    ppo_notes,
+)
+from anybatch.config.frameworks.rows import Framework, Row
+from anybatch.config.schema import TrainConfig
+
+_CLASS = "anybatch.integrations.rsl_rl:PPOEWMA"
+
+
+def _uses_ppo_ewma(config: TrainConfig) -> bool:
+    """Whether rsl_rl needs anybatch.integrations.rsl_rl.PPOEWMA in place of its PPO."""
+    return config.policy.objective == "clip" and config.policy.proximal == "ewma"
+
+
+def _notes(config: TrainConfig) -> Iterator[str]:
+    ewma = _uses_ppo_ewma(config)
+    yield from ppo_notes(
+        config, "" if ewma else "advantages are normalised over each iteration", "clip_param", always=True
+    )
+    if ewma and not config.advantage.normalize:
+        yield "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
+    if is_linear(config):
+        yield "optimizer.schedule linear: no counterpart; the learning rate is fixed, or follows desired_kl"
+    yield (
+        "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
+        "(Loss/learning_rate in rsl_rl's log)"
+        + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
+    )
+    yield f"{describe_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
+
+
+_RUNNER = (
+    Row("num_steps_per_env", "rollout.steps"),
+    Row("max_iterations", "", lambda x: math.ceil(x.total_env_steps / x.iteration_batch), ITERATIONS),
+)
+_PPO = (
+    Row("class_name", "policy.proximal", lambda config: _CLASS if _uses_ppo_ewma(config) else "PPO"),
+    Row("optimizer", "optimizer.kind"),
+    Row("num_learning_epochs", "optimizer.policy_epochs"),
+    Row("num_mini_batches", "optimizer.minibatches"),
+    Row("learning_rate", "optimizer.step_size"),
+    Row("schedule", "optimizer.schedule", lambda config: "fixed"),
+    Row("gamma", "advantage.discount"),
+    Row("lam", "advantage.gae_lambda"),
+    Row("clip_param", "policy.clip"),
+    Row("entropy_coef", "policy.entropy_coefficient"),
+    Row("value_loss_coef", "optimizer.value_coefficient"),
+    Row("use_clipped_value_loss", "", lambda config: False, NO_VALUE_CLIPPING),
+    Row("max_grad_norm", "optimizer.max_grad_norm", max_norm),
+    Row("normalize_advantage_per_mini_batch", "advantage.normalize", lambda config: False),
+    Row("center_of_mass", "policy.center_of_mass", when=_uses_ppo_ewma),
+    Row("advantage_span", "advantage.span", when=_uses_ppo_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=_uses_ppo_ewma),
+)
+_KNOWN = (
+    Row("num_envs", "env.num_envs"),
+    Row("desired_kl", meaning="not used here, the step size does not follow the KL"),
+)
+
+TABLE = Framework("rsl_rl", {"runner = dict": _RUNNER, "algorithm = dict": _PPO}, _notes, _KNOWN)

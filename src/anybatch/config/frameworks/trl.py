@@ -1,0 +1,80 @@
+"""Arguments of TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from anybatch.config.frameworks.common import ACCUMULATED, NO_VALUE_CLIPPING, TWICE, is_adam, is_linear, schedule_notes
+from anybatch.config.frameworks.rows import Code, Framework, Row
+from anybatch.config.schema import TrainConfig
+
+
+def _reference(config: TrainConfig) -> bool:
+    """Whether the reference model of GRPO takes the role of the proximal EWMA."""
+    return config.policy.objective == "kl" and config.policy.proximal == "ewma"
+
+
+def _notes(config: TrainConfig) -> Iterator[str]:
+    optimizer, policy = config.optimizer, config.policy
+    yield from schedule_notes(config)
+    if _reference(config):
+        yield (
+            "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
+            "KL is the opposite one, KL[theta, reference]; epsilon is too large to clip"
+        )
+    elif policy.proximal == "ewma":
+        yield "policy.center_of_mass: epsilon clips around the sampling policy, and no EWMA can take its place"
+    elif policy.objective == "kl":
+        yield (
+            f"policy.kl_coefficient {policy.kl_coefficient:g} to the sampling policy: no counterpart; beta is for the "
+            "KL to a reference model; epsilon limits the policy in its place"
+        )
+    yield (
+        "per_device_train_batch_size x gradient_accumulation_steps x devices is the optimisation batch, and "
+        "per_device_train_batch_size x steps_per_generation x devices the iteration batch; both count completions, so "
+        "divide your values by the same factor instead of copying a number"
+    )
+    yield "env.num_envs, rollout.steps, GAE, the value function and the auxiliary phase: no counterpart"
+    if config.advantage.normalize:
+        yield "advantage.span: no counterpart; rewards are normalised in a group or a batch (scale_rewards)"
+    if policy.entropy_coefficient:
+        yield f"policy.entropy_coefficient {policy.entropy_coefficient:g}: no counterpart"
+    if optimizer.kind == "sgd" and optimizer.sgd_momentum:
+        yield f"optimizer.sgd_momentum {optimizer.sgd_momentum:g}: no counterpart"
+
+
+_BETA = "policy.kl_coefficient (of the KL to the proximal policy, not to a reference model)"
+_ARGUMENTS = (
+    Row("learning_rate", "optimizer.step_size"),
+    Row("adam_beta1", "optimizer.adam_betas", lambda config: config.optimizer.adam_betas[0], when=is_adam),
+    Row("adam_beta2", "optimizer.adam_betas", lambda config: config.optimizer.adam_betas[1], when=is_adam),
+    Row("adam_epsilon", "optimizer.adam_eps", when=is_adam),
+    Row("optim", "optimizer.kind", when=lambda config: not is_adam(config)),
+    Row("lr_scheduler_type", "optimizer.schedule", lambda x: "linear" if is_linear(x) else "constant"),
+    Row("num_iterations num_ppo_epochs", "optimizer.policy_epochs"),
+    Row("epsilon cliprange", "policy.clip", lambda config: 1e9 if _reference(config) else config.policy.clip),
+    Row("max_grad_norm", "optimizer.max_grad_norm", lambda config: config.optimizer.max_grad_norm or 0.0),
+    Row(
+        "steps_per_generation",
+        "",
+        lambda x: Code(f"{x.optimizer.minibatches} * GRADIENT_ACCUMULATION_STEPS"),
+        ACCUMULATED,
+    ),
+    Row("beta kl_coef", "policy.kl_coefficient", meaning=_BETA, when=_reference),
+    Row("sync_ref_model", "", lambda config: True, "policy.proximal ewma", _reference),
+    Row("ref_model_sync_steps", "", lambda config: 1, "always 1 here", _reference),
+    Row(
+        *("ref_model_mixup_alpha", "policy.center_of_mass", lambda config: 1 / (1 + config.policy.center_of_mass)),
+        meaning="1 / (1 + policy.center_of_mass)",
+        when=_reference,
+    ),
+)
+_KNOWN = (
+    Row("num_mini_batches", "optimizer.minibatches"),
+    Row("gamma", "advantage.discount"),
+    Row("lam", "advantage.gae_lambda"),
+    Row("vf_coef", meaning=TWICE),
+    Row("cliprange_value", meaning=NO_VALUE_CLIPPING),
+)
+
+TABLE = Framework("TRL", {"GRPOConfig": _ARGUMENTS}, _notes, _KNOWN)
