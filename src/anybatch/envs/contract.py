@@ -133,8 +133,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         else:
             end_with_parent()
 
-    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-        return call_reset(self.env.reset, self._env_id, **arguments)
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:  # Gymnasium's check_env requires this name
+        return call_reset(self.env.reset, self._env_id, **kwargs)
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         self._steps += 1
