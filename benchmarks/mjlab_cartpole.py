@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import math
 import os
 import time
 from collections import defaultdict
@@ -30,6 +31,8 @@ import numpy as np
 
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma
+from anybatch.reproduce.plots import figure, in_millions
+from anybatch.reproduce.style import gradient
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.scaling.frameworks import translate
 
@@ -41,6 +44,10 @@ STEP_SIZES = (1e-3, 3e-3)
 COLUMNS = ("iteration", "env_steps", "reward", "learning_rate", "action_std")
 LAST = 10
 """Iterations of 256 environments at the end, whose mean is the reward of a run."""
+
+
+Key = tuple[str, str, int]
+"""Task, label of the arm and number of environments."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,64 @@ def run(queue: str, seeds: int | None, processes: int, arms: list[str], envs: li
     with ProcessPoolExecutor(processes, get_context("spawn"), max_tasks_per_child=1) as pool:
         for number, line in enumerate(pool.map(train, jobs), 1):
             print(f"{queue}: {number} of {len(jobs)}: {line}", flush=True)
+
+
+def finished() -> dict[Key, dict[int, np.ndarray]]:
+    """Curves by seed: means over intervals, each an iteration of 256 environments, (ITERATIONS, columns)."""
+    jobs = dict.fromkeys(job for make, _ in QUEUES.values() for job in make(20))
+    curves = defaultdict[Key, dict[int, np.ndarray]](dict)
+    for job in jobs:
+        if job.path.exists():
+            rows = np.loadtxt(job.path, delimiter=",", skiprows=1, ndmin=2)
+            label = ARMS[job.arm][0] + (f", {job.step_size:g}" if job.seed >= 900 else "")
+            curves[job.task, label, job.envs][job.seed] = rows.reshape(ITERATIONS, -1, len(COLUMNS)).mean(1)
+    return curves
+
+
+def error(values: np.ndarray) -> np.ndarray:
+    """Standard error over seeds, the first axis."""
+    return values.std(0, ddof=min(1, len(values) - 1)) / math.sqrt(len(values))
+
+
+def draw() -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    curves = finished()
+    lines = [
+        f"| task | arm | environments | reward a step, last {LAST} of {ITERATIONS} intervals | whole run | seeds |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    with gzip.open(RESULTS / "curves.csv.gz", "wt", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("task", "arm", "environments", "seed", "env_steps", *COLUMNS[2:]))
+        for (task, label, envs), runs in curves.items():
+            rewards = np.array(list(runs.values()))[:, :, 2]
+            ends, means = rewards[:, -LAST:].mean(1), rewards.mean(1)
+            numbers = " | ".join(f"{x.mean():.4f} ± {error(x):.4f}" for x in (ends, means))
+            lines.append(f"| {task} | {label} | {envs} | {numbers} | {len(runs)} |")
+            for seed, rows in runs.items():
+                steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
+                values = ([f"{x:.5g}" for x in row[2:]] for row in rows)
+                writer.writerows((task, label, envs, seed, n, *x) for n, x in zip(steps, values, strict=True))
+    (RESULTS / "table.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    draw_ladder({key: runs for key, runs in curves.items() if key[0] == TASKS[0]})
+
+
+def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
+    """A panel for each arm, a line for each number of environments."""
+    labels = [label for name, (label, _) in ARMS.items() if any(label == key[1] for key in curves)]
+    with figure(RESULTS / "ladder.png", len(labels), columns=3, label="reward a step") as axes:
+        for panel, label in zip(axes, labels, strict=True):
+            for envs, color in zip(ENVS, gradient(len(ENVS)), strict=True):
+                if runs := curves.get((TASKS[0], label, envs)):
+                    rewards = np.array(list(runs.values()))[:, :, 2]
+                    steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
+                    mean, spread = rewards.mean(0), error(rewards)
+                    panel.plot(steps, mean, color=color, label=f"{envs} environments, {len(runs)} seeds")
+                    panel.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+            panel.set_title(label, fontsize=9)
+            panel.legend(fontsize=7)
+            in_millions(panel)
 
 
 def main() -> None:
