@@ -102,7 +102,8 @@ def run(name: str, suite: Suite, checkout: Path | None) -> bool:
         tests = folder / "suite"
         tests.mkdir()
         (tests / "tests").symlink_to((root / "tests").resolve())
-        path = os.pathsep.join(x for x in (temporary, str(tests), os.environ.get("PYTHONPATH", "")) if x)
+        given = [os.path.abspath(x) for x in os.environ.get("PYTHONPATH", "").split(os.pathsep) if x]
+        path = os.pathsep.join([temporary, str(tests), *given])
         command = [sys.executable, "-m", "pytest", "tests", "-q", "-p", "foreign_plugin", "-p", "no:cacheprovider"]
         command += [
             "--rootdir",

@@ -21,7 +21,10 @@ SMALL, _ = scale(ppo_ewma(policy_epochs=1, value_epochs=1), 64, adam_betas=True)
         ("sb3", ["n_envs=4", "n_steps=256", "batch_size=128", "learning_rate=6.25e-05", "betas=(0.9983551"]),
         ("cleanrl", ["--num-envs 4", "--num-minibatches 8", "--vf-coef 1.0", "--learning-rate 6.25e-05"]),
         ("rllib", ["train_batch_size_per_learner=1024", "minibatch_size=128", "lr=6.25e-05", "use_kl_loss=False"]),
-        ("trl", ["learning_rate=6.25e-05", "adam_beta1=0.9983551", "num_iterations=1", "epsilon=0.2"]),
+        (
+            "trl",
+            ["learning_rate=6.25e-05", "adam_beta1=0.9983551", "num_iterations=1", "epsilon=0.2", "advantage_span=64"],
+        ),
         ("torchrl", ["num_workers=4", "frames_per_batch=1024", "batch_size=128", "lr=6.25e-05", "span=64.0"]),
         (
             "rsl_rl",

@@ -23,7 +23,10 @@ def _notes(config: TrainConfig) -> Iterator[str]:
             "KL is the opposite one, KL[theta, reference]; epsilon is too large to clip"
         )
     elif policy.proximal == "ewma":
-        yield "policy.center_of_mass: epsilon clips around the sampling policy, and no EWMA can take its place"
+        yield (
+            f"policy.center_of_mass: pass center_of_mass={policy.center_of_mass:.7g} to "
+            "anybatch.integrations.trl.DecoupledGRPOTrainer; in TRL's own, epsilon clips around the sampling policy"
+        )
     elif policy.objective == "kl":
         yield (
             f"policy.kl_coefficient {policy.kl_coefficient:g} to the sampling policy: no counterpart; beta is for the "
@@ -36,7 +39,10 @@ def _notes(config: TrainConfig) -> Iterator[str]:
     )
     yield "env.num_envs, rollout.steps, GAE, the value function and the auxiliary phase: no counterpart"
     if config.advantage.normalize:
-        yield "advantage.span: no counterpart; rewards are normalised in a group or a batch (scale_rewards)"
+        yield (
+            f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
+            'scale_rewards="none"; TRL\'s own normalises rewards in a group or a batch'
+        )
     if policy.entropy_coefficient:
         yield f"policy.entropy_coefficient {policy.entropy_coefficient:g}: no counterpart"
     if optimizer.kind == "sgd" and optimizer.sgd_momentum:
