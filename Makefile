@@ -97,7 +97,7 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
 	$(make_venv)
-	$(call pip_install,procgen$(,)plot$(,)video$(,)wandb$(,)optuna$(,)ray$(,)sb3$(,)trl$(,)torchrl$(,)rsl_rl$(,)docs$(,)dev)
+	$(call pip_install,procgen$(,)plot$(,)video$(,)wandb$(,)optuna$(,)ray$(,)sb3$(,)trl$(,)torchrl$(,)rsl-rl$(,)docs$(,)dev)
 	@touch $(VENV)/.installed-demo
 
 # A literal comma for $(call).
@@ -107,7 +107,7 @@ lock: ## newest releases into constraints.txt (make lock TORCH=2.14.0 for anothe
 	@[ -n "$(PYTHON)" ] || { echo "anybatch needs Python 3.11, 3.12 or 3.13, and none was found on PATH." >&2; exit 2; }
 	@rm -rf .venv-lock && $(PYTHON) -m venv .venv-lock
 	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --upgrade setuptools torch==$(TORCH)
-	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation -e '.[procgen,plot,video,wandb,optuna,ray,sb3,trl,torchrl,rsl_rl,docs,dev]'
+	@.venv-lock/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation -e '.[procgen,plot,video,wandb,optuna,ray,sb3,trl,torchrl,rsl-rl,docs,dev]'
 	@sed -n '/^#/p' constraints.txt > constraints.new
 	@.venv-lock/bin/python -m pip --disable-pip-version-check freeze --all --exclude-editable \
 	    | grep -vE '^(pip|wheel|anybatch)( |=)' | sed 's/+cpu$$//' | LC_ALL=C sort -f >> constraints.new

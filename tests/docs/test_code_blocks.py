@@ -213,7 +213,7 @@ def run(command: str, place: str, capsys: pytest.CaptureFixture[str], printed: s
     elif program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         for word in words[2:]:
-            name = re.fullmatch(r"(?:anybatch|\.)(?:\[([\w,]+)\])?|-e|-c|constraints\.txt|pre-commit", word)
+            name = re.fullmatch(r"(?:anybatch|\.)(?:\[([\w,-]+)\])?|-e|-c|constraints\.txt|pre-commit", word)
             assert name, f"{place}: {command} installs something unknown"
             assert set((name[1] or "").split(",")) <= {"", *extras}, f"{place}: {command} names an unknown extra"
     elif program == "make":

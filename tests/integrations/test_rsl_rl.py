@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl_rl]'")
+pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl-rl]'")
 
 from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
@@ -330,5 +330,5 @@ def test_it_is_a_ppo() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rsl_rl.algorithms", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[rsl_rl\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[rsl-rl\]'"):
         runpy.run_path(anybatch.integrations.rsl_rl.__file__)

@@ -69,7 +69,7 @@ def test_torchrl(config: TrainConfig) -> None:
 
 @pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPO")])
 def test_rsl_rl(config: TrainConfig, kind: str) -> None:
-    pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl_rl]'")
+    pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl-rl]'")
     from rsl_rl.env import VecEnv
     from rsl_rl.runners import OnPolicyRunner
     from tensordict import TensorDict

@@ -1,4 +1,4 @@
-"""PPO-EWMA for rsl_rl, the trainer of Isaac Lab and mjlab, with its own interface (extra ``anybatch[rsl_rl]``).
+"""PPO-EWMA for rsl_rl, the trainer of Isaac Lab and mjlab, with its own interface (extra ``anybatch[rsl-rl]``).
 
 In a runner's configuration the class is named instead of ``PPO``:
 
@@ -30,7 +30,7 @@ try:
     from rsl_rl.storage import RolloutStorage
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"anybatch.integrations.rsl_rl needs rsl_rl: {install_command('rsl_rl')} ({error})", name=error.name
+        f"anybatch.integrations.rsl_rl needs rsl_rl: {install_command('rsl-rl')} ({error})", name=error.name
     ) from error
 
 _ADAPTATION = 1.5
