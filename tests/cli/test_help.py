@@ -16,7 +16,7 @@ from anybatch.cli.completion import script
 from anybatch.cli.main import COMMANDS, main
 from anybatch.cli.scale import Arguments as ScaleArguments
 from anybatch.config import fields
-from anybatch.config.frameworks import FRAMEWORKS
+from anybatch.config.frameworks.tables import FRAMEWORKS
 from anybatch.presets import PRESETS
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from anybatch.config import fields
-from anybatch.config.frameworks import FRAMEWORKS
+from anybatch.config.frameworks.tables import FRAMEWORKS
 from anybatch.config.io import from_dict, to_dict
 from anybatch.config.schema import SourceConfig, TrainConfig
 from anybatch.errors import ConfigError

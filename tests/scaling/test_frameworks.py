@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anybatch.config.frameworks import FRAMEWORKS
+from anybatch.config.frameworks.tables import FRAMEWORKS
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.scaling import rescale, scale
 from anybatch.scaling.frameworks import translate

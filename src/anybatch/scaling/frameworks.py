@@ -36,7 +36,7 @@ def translate(config: TrainConfig, framework: str) -> Translation:
 
     Args:
         config: scaled or not.
-        framework: a key of :data:`anybatch.config.frameworks.FRAMEWORKS`.
+        framework: a key of :data:`anybatch.config.frameworks.tables.FRAMEWORKS`.
     """
     table = FRAMEWORKS[framework]
     lines, arguments = table.imports(config), dict[str, object]()
