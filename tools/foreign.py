@@ -60,7 +60,7 @@ SUITES = {
             "test_ppo[0.2": "clip_range_vf is refused: it biases values and ties their speed to the batch",
             "test_ppo[-0.2": "clip_range_vf is refused, with another error than the test expects",
             "test_ppo_warnings": "a batch_size that does not divide the rollout is refused",
-            "test_identity.py::test_discrete[env2": "chance: of 8 seeds PPO reaches its reward with 2, and PPOEWMA with 3",
+            "test_identity.py::test_discrete[env2": "chance: of 8 seeds, PPO passes with 2, PPOEWMA with 3",
             "tests/test_utils.py": "it needs ale-py, which is not installed; PPO has nothing to do with it",
         },
     ),
