@@ -54,6 +54,7 @@ class BehaviorProximal:
     """pi_prox = pi_behav, the coupled objectives of PPO: its outputs were recorded when the actions were sampled."""
 
     module: nn.Module | None = None
+    """None: it has no network."""
 
     def before_iteration(self) -> None:
         pass
