@@ -3,8 +3,8 @@
 An iteration of the default batch is 0.25% of a run, since advantages and value targets are computed once an iteration
 and learning takes several. Episodes are short compared with a run in 64 environments. Step sizes follow a rule: half of
 the smallest step size whose area under the curve at the default batch is within 0.05 of the best, on the seeds 901 to
-904, which no reported number uses; see ``benchmarks/ladder_step_sizes.py`` and ``results/ladder-step-sizes``. CartPole
-and FrozenLake with PPG take those of PPO-EWMA.
+904, which no reported number uses; see ``benchmarks/ladder_step_sizes.py`` and ``results/ladder-step-sizes``, whose
+runs are a quarter as long. CartPole and FrozenLake with PPG take those of PPO-EWMA.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def ladder_quick() -> Suite:
     """Batches down to 4 environments, ablations at the smallest one, on the tasks that are fast to simulate."""
     suite = cut(_suite(), tuple(name for name in TASKS if name not in _FULL_ONLY))
     seeds = {"default": 6, "noise-gap": 1}
-    duration = "about 12 minutes, by the processor time of results/ladder-quick"
+    duration = "about 30 minutes, an estimate"
     return replace(suite, divisors=(1, 4, 16), ablation_divisors=(16,), seeds=seeds, duration=duration)
 
 
@@ -136,7 +136,7 @@ def ladder_full() -> Suite:
     """All batches down to 1 environment, ablations at every smaller one, on all tasks."""
     evaluations = Evaluations(points=20, episodes=8)
     seeds = {"default": 16, "noise-gap": 2}
-    return replace(_suite(), evaluations=evaluations, seeds=seeds, duration="about 3 hours, an estimate")
+    return replace(_suite(), evaluations=evaluations, seeds=seeds, duration="about 5 hours, an estimate")
 
 
 def ladder_smoke() -> Suite:
