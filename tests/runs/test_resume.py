@@ -341,7 +341,8 @@ KILLED = textwrap.dedent(
         return wrapped
 
     if moment == "gradient step":  # in the fourth iteration: 12 steps each
-        torch.optim.Adam.step = dies(torch.optim.Adam.step, 3 * 12 + 5)
+        import anybatch.policy_phase
+        anybatch.policy_phase.drop_gradients = dies(anybatch.policy_phase.drop_gradients, 3 * 12 + 5)
     elif moment == "checkpoint":  # the file is written, not renamed
         replace = os.replace
         fatal = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
