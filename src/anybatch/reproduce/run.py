@@ -150,7 +150,8 @@ def write_table(suite: Suite, figure: Figure, folder: ResultsFolder) -> None:
 def read_tables(figure: Figure, folder: ResultsFolder) -> Results:
     """Results of a figure and of the figures that it reads."""
     results = Results()
-    for name in (*figure.reads, *([figure.name] if figure.has_table else [])):
+    there = (name for name in figure.reads_if_trained if folder.table(name).exists())
+    for name in (*figure.reads, *there, *([figure.name] if figure.has_table else [])):
         results |= read_results(folder.table(name))
     return results
 

@@ -172,6 +172,7 @@ FIGURE = Figure(
     tasks=ladder_tasks,
     draw=draw,
     summary=summary,
-    reads=("invariance", "linear-step"),
+    reads=("invariance",),
+    reads_if_trained=("linear-step",),
     has_table=False,
 )

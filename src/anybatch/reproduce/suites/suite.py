@@ -130,6 +130,8 @@ class Figure:
     """Whether it has results besides those of the figures in ``reads``."""
     reads: tuple[str, ...] = ()
     """Other figures whose results it shows too."""
+    reads_if_trained: tuple[str, ...] = ()
+    """Other figures whose results it shows if they are there."""
     column: str = "return"
     """Column of the runs that is stored."""
     aliases: tuple[str, ...] = ()
