@@ -24,7 +24,7 @@ def tuned() -> TrainConfig:
         "minibatches": 4,
         "policy_epochs": 3,
         "value_epochs": 3,
-        "total_env_steps": 24_576,
+        "total_env_steps": 8192,
         "step_size": 0.016,
         "objective": "kl",
         "center_of_mass": center_of_mass_of_ppo(3, 4),
@@ -46,11 +46,10 @@ def distance(config: TrainConfig) -> float:
 @pytest.mark.slow
 @pytest.mark.procgen
 def test_passes_at_once_move_the_policy_further() -> None:
-    """Measured: 0.0188 at the tuned batch, 0.0240 with all passes at once, 0.0156 spread out."""
+    """Measured: 0.0220 at the tuned batch, 0.0341 with all passes at once, 0.0220 spread out."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)
         at_once, spread = (scale(tuned(), 16, epochs=how)[0] for how in ("at-once", "spread"))  # type: ignore[arg-type]
     before, together, apart = map(distance, (tuned(), at_once, spread))
-    assert together > 1.15 * before
-    assert apart < 0.8 * together
-    assert 0.7 * before < apart < 1.15 * before
+    assert together > 1.3 * before
+    assert 0.8 * before < apart < 1.2 * before
