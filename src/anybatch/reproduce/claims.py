@@ -41,16 +41,16 @@ class Claim(NamedTuple):
 def claims(suite: Suite, results: Mapping[str, Results]) -> list[Claim]:
     """All claims that can be judged from the given results by figure."""
     judged: list[Claim] = []
-    for figures, judge in _CLAIMS:
+    for figures, if_trained, judge in _CLAIMS:
         if all(name in results for name in figures):
-            chosen = [name for name in (*figures, *_IF_TRAINED.get(judge, ())) if name in results]
+            chosen = [name for name in (*figures, *if_trained) if name in results]
             judged += judge(suite, functools.reduce(operator.or_, (results[name] for name in chosen)))
     return judged
 
 
 def claims_of(suite: Suite, folder: ResultsFolder) -> list[Claim]:
     """The claims that the tables in a folder support."""
-    named = {name for figures, judge in _CLAIMS for name in (*figures, *_IF_TRAINED.get(judge, ()))}
+    named = {name for figures, if_trained, _ in _CLAIMS for name in (*figures, *if_trained)}
     tables = {name for name in named if folder.table(name).exists()}
     return claims(suite, {name: read_results(folder.table(name)) for name in tables})
 
@@ -154,15 +154,12 @@ def _numbers(test: Effect, needed: float) -> str:
     return f"{test.size:+.3f}, Z = {test.z:.2f}, needed {needed:.2f}"
 
 
-_CLAIMS: tuple[tuple[tuple[str, ...], Callable[[Suite, Results], Iterator[Claim]]], ...] = (
-    (("invariance",), _equivalence_claims),
-    (("invariance",), _invariance_claims),
-    (("invariance", "linear-step"), _ablation_claims),
-    (("staleness",), _staleness_claims),
-    (("head-to-head",), _ewma_claims),
-    (("invariance", "adam-betas"), _betas_claims),
+_CLAIMS: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Suite, Results], Iterator[Claim]]], ...] = (
+    (("invariance",), (), _equivalence_claims),
+    (("invariance",), ("linear-step",), _invariance_claims),
+    (("invariance", "linear-step"), (), _ablation_claims),
+    (("staleness",), (), _staleness_claims),
+    (("head-to-head",), (), _ewma_claims),
+    (("invariance", "adam-betas"), (), _betas_claims),
 )
-"""Figures whose results are needed, and the function that judges the claims about them."""
-
-_IF_TRAINED: dict[Callable[..., Iterator[Claim]], tuple[str, ...]] = {_invariance_claims: ("linear-step",)}
-"""Figures whose results a function judges too, if they are there."""
+"""Figures whose results are needed, those whose results are judged too if they are there, and the judging function."""

@@ -33,15 +33,7 @@ def mujoco() -> Suite:
             )
             for name, (label, _) in _TASKS.items()
         },
-        staleness={},
-        algorithms={},
-        betas=(),
-        grid="",
-        scaling_up={},
         divisors=(1, 4, 16, 64),
-        delays=(),
-        grid_factors=(),
-        multiples=(),
         seeds={"default": 8, "noise-gap": 1},
         points=10,
         final_points=2,

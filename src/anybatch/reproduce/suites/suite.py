@@ -35,11 +35,12 @@ class RunGroup:
     """Needs the ordinary trainer, for columns that stacked runs do not have."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Suite:
     """Tasks, their hyperparameters and the number of repetitions.
 
-    The tasks of an experiment are the keys of its configurations; they are the strata of its tests.
+    The tasks of an experiment are the keys of its configurations; they are the strata of its tests. By default a suite
+    has the batch ladder alone.
     """
 
     name: str
@@ -50,22 +51,22 @@ class Suite:
     """Returns of a task that count as 0 and as 1."""
     invariance: Configs
     """PPO-EWMA or PPG-EWMA at the default batch size."""
-    staleness: Configs
+    staleness: Configs = field(default_factory=dict)
     """The decoupled objective without delay."""
-    algorithms: Mapping[str, Configs]
+    algorithms: Mapping[str, Configs] = field(default_factory=dict)
     """The four algorithms, by preset."""
-    betas: tuple[str, ...]
+    betas: tuple[str, ...] = ()
     """Tasks of ``invariance`` on which Adam's decay rates are varied."""
-    grid: str
+    grid: str = ""
     """Task of ``invariance`` for the grid of appendix G."""
-    scaling_up: Configs
+    scaling_up: Configs = field(default_factory=dict)
     divisors: tuple[int, ...]
     """Factors c by which the batch size is divided, from 1."""
-    delays: tuple[int, ...]
+    delays: tuple[int, ...] = ()
     """Iterations of staleness, from 0."""
-    grid_factors: tuple[int, ...]
+    grid_factors: tuple[int, ...] = ()
     """Divisors of the centre of mass, and multipliers of the KL coefficient, in appendix G."""
-    multiples: tuple[int, ...]
+    multiples: tuple[int, ...] = ()
     """Numbers of environments of the scaling-up figure, as multiples of the default."""
     seeds: Mapping[str, int]
     """Number of repetitions by figure, with ``default`` for the others."""
