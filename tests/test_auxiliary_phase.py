@@ -151,9 +151,9 @@ def test_steps_samples_and_old_params(make_due: MakeDue, monkeypatch: pytest.Mon
     seen: list[AuxiliaryMinibatch] = []
     step = auxiliary._gradient_step
 
-    def recorded(minibatch: AuxiliaryMinibatch) -> None:
+    def recorded(minibatch: AuxiliaryMinibatch, add_gradients: Any) -> None:
         seen.append(minibatch)
-        step(minibatch)
+        step(minibatch, add_gradients)
 
     monkeypatch.setattr(auxiliary, "_gradient_step", recorded)
     before = weights(parts.learner.agent)
@@ -186,10 +186,10 @@ def test_minibatches_mix_segments_and_environments(make_due: MakeDue, monkeypatc
     seen: list[set[int]] = []
     step = auxiliary._gradient_step
 
-    def recorded(minibatch: AuxiliaryMinibatch) -> None:
+    def recorded(minibatch: AuxiliaryMinibatch, add_gradients: Any) -> None:
         rows = [int((target == value).nonzero()[0]) for value in minibatch.value_target]
         seen.append({row // STEPS for row in rows})
-        step(minibatch)
+        step(minibatch, add_gradients)
 
     monkeypatch.setattr(auxiliary, "_gradient_step", recorded)
     run(auxiliary)
@@ -203,9 +203,9 @@ def test_minibatches_below_one_trajectory(make_due: MakeDue, monkeypatch: pytest
     rows: list[list[int]] = []
     step = auxiliary._gradient_step
 
-    def recorded(minibatch: AuxiliaryMinibatch) -> None:
+    def recorded(minibatch: AuxiliaryMinibatch, add_gradients: Any) -> None:
         rows.append([int((target == value).nonzero()[0]) for value in minibatch.value_target])
-        step(minibatch)
+        step(minibatch, add_gradients)
 
     monkeypatch.setattr(auxiliary, "_gradient_step", recorded)
     assert run(auxiliary) == EPOCHS * 32

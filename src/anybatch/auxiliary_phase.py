@@ -26,7 +26,7 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.state import Slot, State, of_rank
 from anybatch.errors import DivergenceError
-from anybatch.gradients import Losses
+from anybatch.gradients import AddGradients, Losses
 from anybatch.minibatches import Batch, Generators, RunGenerators, deal, equal_cuts
 from anybatch.objectives import auxiliary_loss
 from anybatch.observations import map_observation
@@ -126,13 +126,14 @@ class AuxiliaryPhase:
         if not self._has_old_params:
             self._compute_old_params()
         drop_gradients(self._parameters)  # nothing of the policy phase may enter the first step
+        add_gradients = self._learner.gradients(_losses, self._parameters)
         per_epoch = self._config.minibatches_per_epoch
         while self._steps < self.steps:
             self._epoch_start = self._shuffle.get_state()
             chunks = self.store.layout.segments * self.store.layout.num_envs * self._chunks
             order = deal(chunks, per_epoch, self._shuffle)
             for minibatch in self._minibatches(order[self._steps % per_epoch :]):
-                self._gradient_step(minibatch)
+                self._gradient_step(minibatch, add_gradients)
                 self._steps += 1
                 yield
         self._end()
@@ -162,8 +163,7 @@ class AuxiliaryPhase:
             return (self.store.minibatch(chunks, length) for chunks in order)
         return read_ahead(lambda chunks: self.store.minibatch(chunks, length).pin_memory(), order)
 
-    def _gradient_step(self, minibatch: AuxiliaryMinibatch) -> None:
-        add_gradients = self._learner.gradients(_losses, self._parameters)
+    def _gradient_step(self, minibatch: AuxiliaryMinibatch, add_gradients: AddGradients[AuxiliaryMinibatch]) -> None:
         for part in minibatch.micro_batches(self._learner.micro_batch):  # bounds memory; the gradients add up
             check_interrupt_if_single_worker(self._learner.interrupts)
             weight = len(part) / len(minibatch)

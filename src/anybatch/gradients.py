@@ -45,6 +45,10 @@ class Outcome(NamedTuple):
     """Outputs for statistics."""
 
 
+AddGradients: TypeAlias = Callable[[Part, float, float | None], Outcome]
+""":func:`add_gradients` of certain losses and parameters: of a part, its weight, and the norm to clip to."""
+
+
 def add_gradients(
     losses_of: Callable[[Part], Losses],
     parameters: Sequence[Parameter],

@@ -176,7 +176,7 @@ def clip_gradients_(gradients: list[Tensor], max_norm: float | Tensor | None, *,
         gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
 
 
-def gradients_of(parameters: Sequence[Parameter]) -> list[Tensor]:
+def gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of the parameters that have one."""
     return [x.grad for x in parameters if x.grad is not None]
 
@@ -204,7 +204,7 @@ def stepper(optimizer: Optimizer) -> Callable[[], None]:
 
     @torch.no_grad()
     def step() -> None:
-        gradients = [x.grad for x in parameters if x.grad is not None]
+        gradients = gradients_of(parameters)
         if len(gradients) < len(parameters):
             optimizer.step()
             return

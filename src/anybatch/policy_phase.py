@@ -23,7 +23,7 @@ from anybatch.distributed.collectives import (
     mean_over_workers,
 )
 from anybatch.errors import DivergenceError
-from anybatch.gradients import CompiledGradients, Losses, Outcome, Part, Program, add_gradients
+from anybatch.gradients import AddGradients, CompiledGradients, Losses, Part, Program, add_gradients
 from anybatch.minibatches import Batch, Generators, Minibatch, shuffled
 from anybatch.models.actions import ActionSpec
 from anybatch.models.agent import Agent
@@ -70,7 +70,7 @@ class Learner:
 
     def gradients(
         self, losses_of: Callable[[Part, Learner], Losses], parameters: Sequence[Parameter]
-    ) -> Callable[[Part, float, float | None], Outcome]:
+    ) -> AddGradients[Part]:
         """:func:`~anybatch.gradients.add_gradients` of these losses, compiled if ``compile`` is set."""
 
         def losses(part: Part) -> Losses:
