@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import math
 import os
 import time
 from collections import defaultdict
@@ -36,6 +35,7 @@ from anybatch.reproduce.plots import figure, in_millions
 from anybatch.reproduce.style import gradient
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.scaling.frameworks import translate
+from bench_common import standard_error
 
 RESULTS = Path(__file__).parent.parent / "results" / "mjlab"
 TASKS = ("Balance", "Swingup")
@@ -210,11 +210,6 @@ def finished() -> dict[Key, dict[int, np.ndarray]]:
     return curves
 
 
-def error(values: np.ndarray) -> np.ndarray:
-    """Standard error over seeds, the first axis."""
-    return values.std(0, ddof=min(1, len(values) - 1)) / math.sqrt(len(values))
-
-
 def draw() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     curves = finished()
@@ -228,7 +223,7 @@ def draw() -> None:
         for (task, label, envs), runs in curves.items():
             rewards = np.array(list(runs.values()))[:, :, 2]
             ends, means = rewards[:, -LAST:].mean(1), rewards.mean(1)
-            numbers = " | ".join(f"{x.mean():.4f} ± {error(x):.4f}" for x in (ends, means))
+            numbers = " | ".join(f"{x.mean():.4f} ± {standard_error(x):.4f}" for x in (ends, means))
             lines.append(f"| {task} | {label} | {envs} | {numbers} | {len(runs)} |")
             for seed, rows in runs.items():
                 steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
@@ -248,7 +243,7 @@ def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
                 if runs := curves.get((TASKS[0], label, envs)):
                     rewards = np.array(list(runs.values()))[:, :, 2]
                     steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
-                    mean, spread = rewards.mean(0), error(rewards)
+                    mean, spread = rewards.mean(0), standard_error(rewards)
                     panel.plot(steps, mean, color=color, label=f"{envs} environments, {len(runs)} seeds")
                     panel.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
             panel.set_title(label, fontsize=9)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
 from anybatch.reproduce.plots import BLACK, BLUE, figure, in_millions
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch, read_result, result_path
+from bench_common import standard_error
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "InvertedPendulum-v4", "InvertedDoublePendulum-v4")
@@ -106,17 +106,14 @@ def finished(queue: str) -> dict[str, list[RunResult]]:
 
 def last(results: list[RunResult]) -> tuple[float, float]:
     """Mean and standard error over seeds of the last 100 episodes."""
-    return _mean_and_error([result.columns["mean_episode_return"][-1] for result in results])
+    values = np.array([result.columns["mean_episode_return"][-1] for result in results])
+    return float(values.mean()), float(standard_error(values))
 
 
 def area(results: list[RunResult]) -> tuple[float, float]:
     """Mean and standard error over seeds of the mean return of all evaluations during training."""
-    return _mean_and_error([float(np.nanmean(result.columns["eval_return"][1:])) for result in results])
-
-
-def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), float(error)
+    values = np.array([np.nanmean(result.columns["eval_return"][1:]) for result in results])
+    return float(values.mean()), float(standard_error(values))
 
 
 def draw() -> None:
@@ -159,7 +156,7 @@ def curve(runs: list[RunResult]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Environment steps, and mean and standard error of the returns at them."""
     steps = runs[0].columns["env_steps"]
     returns = np.array([np.interp(steps, r.columns["env_steps"], r.columns["mean_episode_return"]) for r in runs])
-    return steps, returns.mean(0), returns.std(0, ddof=min(1, len(runs) - 1)) / math.sqrt(len(runs))
+    return steps, returns.mean(0), standard_error(returns)
 
 
 def draw_published(results: dict[str, list[RunResult]]) -> None:

@@ -24,6 +24,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
 from anybatch.scaling import center_of_mass_of_ppo
+from bench_common import standard_error
 
 TASKS = {
     "CartPole": ("envpool:CartPole-v1", 50_000),
@@ -107,7 +108,7 @@ def report(rows: list[dict[str, object]]) -> None:
     kls = {m: float(column(m, "kl").mean()) for m in (0.0, *MULTIPLES)}
     for m in kls:
         returns, clipped = column(m, "last_half"), column(m, "clip_fraction").mean()
-        error = returns.std(ddof=1) / len(returns) ** 0.5 if len(returns) > 1 else math.nan
+        error = standard_error(returns)
         name = "PPO" if m == 0 else f"EWMA x {m:g}"
         print(f"  {name:12} KL {kls[m]:.5f}  clipped {clipped:6.1%}  return {returns.mean():8.2f} +- {error:.2f}")
     target = kls.pop(0.0)
