@@ -75,7 +75,8 @@ def peers(record: dict[str, Any]) -> str:
     names = list(dict.fromkeys(name for case in cases.values() for name in case["rates"]))
     shapes = [
         f"{x['env'].removesuffix('-v1').removesuffix('-v4')} {x['num_envs']} x {x['steps']}, "
-        f"{x['minibatches']} minibatches, E = {x['epochs']}; rounds: {len(x['rates']['anybatch'])}"
+        f"{x['minibatches']} minibatches, E = {x['epochs']}; {len(x['rates']['anybatch'])} rounds at a load average of "
+        f"{x['machine']['load_average']:.0f}"
         for x in cases.values()
     ]
     lines = [f"| | {' | '.join(shapes)} |", "|---" + "|---:" * len(cases) + "|"]
