@@ -44,12 +44,12 @@ def at_step(wanted: int, action: Callable[[AuxiliaryPhase], None]) -> Iterator[N
     count = 0
     original = AuxiliaryPhase._gradient_step
 
-    def step(self: AuxiliaryPhase, minibatch: Any) -> None:
+    def step(self: AuxiliaryPhase, *arguments: Any) -> None:
         nonlocal count
         count += 1
         if count == wanted:
             action(self)
-        original(self, minibatch)
+        original(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AuxiliaryPhase, "_gradient_step", step)
