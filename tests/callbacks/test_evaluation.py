@@ -118,7 +118,10 @@ def columns(run: Path, *, evaluation: bool = True) -> str:
 
 
 def state(run: Path) -> dict[str, Any]:
+    """The last checkpoint, but for the rollouts sampled ahead of training, of which a busy machine has fewer."""
     found: dict[str, Any] = checkpoint.load_newest(run / "checkpoints")[0]["state"]
+    if "waiting" in found["source"]:
+        del found["source"]
     return found
 
 
