@@ -43,6 +43,7 @@ _SHARED: dict[str, Any] = {
 
 _PHASES: dict[str, Any] = {"aux.policy_iterations": 4, "aux.minibatches": 4, "aux.epochs": 2}
 _CONTINUOUS: dict[str, Any] = {"observation.normalize": True, "entropy_coefficient": 0.0}
+_SHORT: dict[str, Any] = {"env.options": {"max_episode_steps": 200}}
 _CATEGORIES: dict[str, Any] = {
     "model.encoder": "small-conv",
     "model.options": {"channels": 8, "width": 32, "depth": 1, "categories": 11},
@@ -65,7 +66,7 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
-    "cartpole": Task("CartPole", "classic control", "CartPole-v1", 20, 500, 0.016),
+    "cartpole": Task("CartPole", "classic control", "CartPole-v1", 20, 200, 0.016, _SHORT),
     "acrobot": Task("Acrobot", "classic control", "Acrobot-v1", -500, -80, 0.001),
     "pendulum": Task("Pendulum", "classic control", "Pendulum-v1", -1250, -150, 0.004, _CONTINUOUS),
     "lunar-lander": Task(
@@ -102,10 +103,10 @@ TASKS: dict[str, Task] = {
         6,
         200,
         0.002,
-        {**_CONTINUOUS, "env.options": {"max_episode_steps": 200}},
+        _CONTINUOUS | _SHORT,
     ),
     "catch-ppg": Task("Catch (PPG)", "bsuite", "Catch-v0", -0.6, 1, 0.016, _PHASES),
-    "cartpole-ppg": Task("CartPole (PPG)", "classic control", "CartPole-v1", 20, 500, 0.016, _PHASES),
+    "cartpole-ppg": Task("CartPole (PPG)", "classic control", "CartPole-v1", 20, 200, 0.016, _SHORT | _PHASES),
     "frozen-lake-ppg": Task("FrozenLake (PPG)", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.008, _PHASES),
 }
 
