@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -67,6 +68,15 @@ def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "512" in capsys.readouterr().out
     assert main(["resume", run, "--total-env-steps", "100"]) == 2
     assert "total_env_steps is 100" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["--help"], ["scale", "--help"], ["reproduce", "list"]])
+def test_a_reader_that_closes_the_output(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run([sys.executable, "-m", "anybatch", *command], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (1, b"")
 
 
 def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,28 @@ def _main(arguments: list[str]) -> int:
     # the user's own environments and encoders, import.path:name; last, so that they shadow nothing
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except (ConfigError, CheckpointError) as error:
+        if launcher_rank() == 0:  # all data-parallel workers have the same error
+            print(f"anybatch: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # the reader of the output has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at the end
+        return FAILED
+    except (AnybatchError, OSError) as error:
+        worker = f" (worker {launcher_rank()})" if started_by_launcher() else ""
+        print(f"anybatch{worker}: {error}", file=sys.stderr)
+        if isinstance(error, UserCodeError) and error.__cause__ is not None:
+            traceback.print_exception(_users_part(error.__cause__))
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_HELP)
         return DONE if arguments else BAD_INPUT
@@ -71,24 +93,11 @@ def _main(arguments: list[str]) -> int:
 
         print(f"anybatch {__version__}")
         return DONE
-    try:
-        if command not in COMMANDS:
-            raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}")
-        run = importlib.import_module(f"anybatch.cli.{command}").main
-        code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
-        return code
-    except (ConfigError, CheckpointError) as error:
-        if launcher_rank() == 0:  # all data-parallel workers have the same error
-            print(f"anybatch: {error}", file=sys.stderr)
-        return BAD_INPUT
-    except (AnybatchError, OSError) as error:
-        worker = f" (worker {launcher_rank()})" if started_by_launcher() else ""
-        print(f"anybatch{worker}: {error}", file=sys.stderr)
-        if isinstance(error, UserCodeError) and error.__cause__ is not None:
-            traceback.print_exception(_users_part(error.__cause__))
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    if command not in COMMANDS:
+        raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}")
+    run = importlib.import_module(f"anybatch.cli.{command}").main
+    code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
+    return code
 
 
 def _users_part(error: BaseException) -> BaseException:
