@@ -41,7 +41,7 @@ RESULTS = Path(__file__).parent.parent / "results" / "mjlab"
 TASKS = ("Balance", "Swingup")
 ENVS = (256, 64, 16)
 STEPS, ITERATIONS = 32, 60
-STEP_SIZES = (1e-3, 3e-3)
+STEP_SIZES = (1e-3, 3e-3, 1e-2)
 COLUMNS = ("iteration", "env_steps", "reward", "learning_rate", "action_std")
 LAST = 10
 """Iterations of 256 environments at the end, whose mean is the reward of a run."""
@@ -114,8 +114,8 @@ ARMS: dict[str, tuple[str, Callable[[Job], dict[str, Any]]]] = {
     "unscaled": ("PPO-EWMA, nothing scaled", lambda job: fixed(job, 5, 4, scaled=False)),
 }
 """Label, and the arguments of the algorithm that differ from mjlab's."""
-TUNED = {"rule": 3e-3, "rule-1-epoch": 3e-3, "unscaled": 3e-3}
-"""Step sizes of the ladder, from the queue ``tune``."""
+TUNED = {"rule": 3e-3, "unscaled": 3e-3}
+"""Step sizes of the ladder, from the queue ``tune``, in which one epoch learned too slowly to be compared."""
 
 
 def parity(seeds: int) -> Iterator[Job]:
@@ -134,7 +134,7 @@ def tune(seeds: int) -> Iterator[Job]:
 
 def ladder(seeds: int) -> Iterator[Job]:
     for seed in range(seeds):
-        for arm in ("ppo", "rule", "rule-1-epoch", "unscaled"):
+        for arm in ("ppo", "rule", "unscaled"):
             for envs in ENVS:
                 source = "rule" if envs == ENVS[0] and arm == "unscaled" else arm  # the same run
                 yield Job(TASKS[0], source, envs, seed, TUNED.get(arm, 0.0))

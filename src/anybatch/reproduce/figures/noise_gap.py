@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,12 @@ from anybatch.reproduce.style import gradient
 from anybatch.reproduce.suites.ladder import ladder_tasks
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
 from anybatch.reproduce.tables import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LINE = 0.045
+"""Distance of two labels, as a fraction of the axis."""
 
 
 def tasks_of(suite: Suite) -> tuple[str, ...]:
@@ -57,18 +64,32 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
             ends = np.abs(np.array([one.difference.interval() for one in chosen]).T - sizes)
             label, color = suite.batch_label(divisor), colors[divisor]
             axis.errorbar(x, sizes, ends, fmt="o", ms=4, lw=1, color=color, label=label)
-        for task in tasks_of(suite):
-            place = ratio(suite, results, task)
-            if math.isfinite(place):
-                axis.annotate(
-                    suite.labels[task], (place, 1), xycoords=("data", "axes fraction"), rotation=60, fontsize=7
-                )
         axis.axhspan(-TASK_MARGIN, TASK_MARGIN, color="0.9", zorder=0)
         axis.set_xscale("log")
         axis.set_xlabel("samples of a gradient step at the default batch / noise scale")
         axis.xaxis.set_minor_formatter("")
-        axis.legend(loc="upper left")
+        axis.legend(loc="upper left", fontsize=7)
+        places = {suite.labels[task]: ratio(suite, results, task) for task in tasks_of(suite)}
+        _label(axis, {label: place for label, place in places.items() if math.isfinite(place)})
     return [path]
+
+
+def _label(axis: Axes, places: dict[str, float]) -> None:
+    """Write labels above the axis, at least a line apart, each with a line to its place on it."""
+    ends = np.log(axis.get_xlim())
+    above = 0.0
+    for label, place in sorted(places.items(), key=lambda item: item[1]):
+        fraction = (math.log(place) - ends[0]) / (ends[1] - ends[0])
+        above = max(fraction, above + _LINE)
+        line = {"arrowstyle": "-", "color": "0.7", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(
+            label,
+            (fraction, 1),
+            (above, 1.08),
+            **{"xycoords": "axes fraction", "textcoords": "axes fraction", "arrowprops": line},
+            rotation=60,
+            fontsize=7,
+        )
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
