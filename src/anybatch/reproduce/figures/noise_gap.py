@@ -86,7 +86,9 @@ def _label(axis: Axes, places: dict[str, float]) -> None:
             label,
             (fraction, 1),
             (above, 1.08),
-            **{"xycoords": "axes fraction", "textcoords": "axes fraction", "arrowprops": line},
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            arrowprops=line,
             rotation=60,
             fontsize=7,
         )
