@@ -66,9 +66,9 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
-    "cartpole": Task("CartPole", "classic control", "CartPole-v1", 20, 200, 0.016, _SHORT),
-    "acrobot": Task("Acrobot", "classic control", "Acrobot-v1", -500, -80, 0.001),
-    "pendulum": Task("Pendulum", "classic control", "Pendulum-v1", -1250, -150, 0.004, _CONTINUOUS),
+    "cartpole": Task("CartPole", "classic control", "CartPole-v1", 20, 200, 0.002, _SHORT),
+    "acrobot": Task("Acrobot", "classic control", "Acrobot-v1", -500, -80, 0.0005),
+    "pendulum": Task("Pendulum", "classic control", "Pendulum-v1", -1250, -150, 0.002, _CONTINUOUS),
     "lunar-lander": Task(
         "LunarLander",
         "Box2D",
@@ -78,7 +78,7 @@ TASKS: dict[str, Task] = {
         1e-2,
         {"env.options": {"max_episode_steps": 500}},
     ),
-    "catch": Task("Catch", "bsuite", "Catch-v0", -0.6, 1, 0.016),
+    "catch": Task("Catch", "bsuite", "Catch-v0", -0.6, 1, 0.002),
     "pixel-catch": Task(
         "Catch (pixels)",
         "bsuite",
@@ -92,7 +92,7 @@ TASKS: dict[str, Task] = {
             "model.options": {"channels": 8, "width": 32},
         },
     ),
-    "frozen-lake": Task("FrozenLake", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.008),
+    "frozen-lake": Task("FrozenLake", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.002),
     "minigrid": Task("MiniGrid Empty", "MiniGrid", "MiniGrid-Empty-Random-6x6-v0", 0.1, 0.97, 1e-2, _CATEGORIES),
     "doorkey": Task("MiniGrid DoorKey", "MiniGrid", "MiniGrid-DoorKey-5x5-v0", 0, 0.96, 1e-2, _CATEGORIES),
     "reacher": Task("Reacher", "MuJoCo", "Reacher-v4", -43, -4, 1e-2, _CONTINUOUS),
@@ -105,9 +105,9 @@ TASKS: dict[str, Task] = {
         0.002,
         _CONTINUOUS | _SHORT,
     ),
-    "catch-ppg": Task("Catch (PPG)", "bsuite", "Catch-v0", -0.6, 1, 0.016, _PHASES),
-    "cartpole-ppg": Task("CartPole (PPG)", "classic control", "CartPole-v1", 20, 200, 0.016, _SHORT | _PHASES),
-    "frozen-lake-ppg": Task("FrozenLake (PPG)", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.008, _PHASES),
+    "catch-ppg": Task("Catch (PPG)", "bsuite", "Catch-v0", -0.6, 1, 0.002, _PHASES),
+    "cartpole-ppg": Task("CartPole (PPG)", "classic control", "CartPole-v1", 20, 200, 0.002, _SHORT | _PHASES),
+    "frozen-lake-ppg": Task("FrozenLake (PPG)", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.002, _PHASES),
 }
 
 
