@@ -78,7 +78,7 @@ def test_a_short_name_means_a_field_only_if_no_other_field_ends_in_it(full: str)
         ("kl_coef", "TRL is policy.kl_coefficient (of the KL to the proximal policy"),
         ("lambda_", "RLlib is advantage.gae_lambda"),
         ("vf_coef", "Stable-Baselines3 is optimizer.value_coefficient; the vf_coef of CleanRL, TRL is twice"),
-        ("target_kl", "is not used here"),
+        ("target_kl", "Stable-Baselines3 is optimizer.kl_stop / 1.5; the target_kl of CleanRL is optimizer.kl_stop"),
         ("clip_rang", "clip_rang is not a field of the configuration"),
     ],
 )

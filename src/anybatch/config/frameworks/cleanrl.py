@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from anybatch.config.frameworks.common import (
     ITERATION,
     MINIBATCHES,
-    NO_EARLY_STOP,
     NO_VALUE_CLIPPING,
     TWICE,
     describe_optimizer,
@@ -20,7 +19,7 @@ from anybatch.config.schema import TrainConfig
 
 
 def _notes(config: TrainConfig) -> Iterator[str]:
-    yield from ppo_notes(config, "norm-adv works on each minibatch", "clip-coef")
+    yield from ppo_notes(config, "norm-adv works on each minibatch", "clip-coef", counterparts=("kl_stop",))
     yield f"{describe_optimizer(config)}: no argument; edit optim.Adam(..., eps=1e-5) there"
 
 
@@ -40,10 +39,10 @@ _ARGUMENTS = (
     Row("anneal_lr", "optimizer.schedule", is_linear, "optimizer.schedule linear"),
     Row("norm_adv", "advantage.normalize"),
     Row("clip_vloss", "", lambda config: False, NO_VALUE_CLIPPING),
+    Row("target_kl", "optimizer.kl_stop", when=lambda config: config.optimizer.kl_stop is not None),
 )
 _KNOWN = (
     Row("env_id", "env.id"),
-    Row("target_kl", meaning=NO_EARLY_STOP),
     Row("batch_size", meaning=ITERATION),
     Row("minibatch_size", meaning=MINIBATCHES),
 )

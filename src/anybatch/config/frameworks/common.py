@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from anybatch.config.schema import TrainConfig
 
@@ -13,7 +13,6 @@ ACCUMULATED = "optimizer.minibatches * gradient_accumulation_steps"
 TWICE = "twice optimizer.value_coefficient"
 MINIBATCHES = "optimizer.minibatches = env.num_envs * rollout.steps / {name}"
 NO_VALUE_CLIPPING = "not used here, values are never clipped"
-NO_EARLY_STOP = "not used here, epochs are never cut short"
 
 
 def has_ewma(config: TrainConfig) -> bool:
@@ -65,14 +64,36 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
             yield f"policy.{name}_schedule {schedule}: set its own schedule there; the number is constant"
 
 
-def ppo_notes(config: TrainConfig, normalization: str, clipping: str, always: bool = False) -> Iterator[str]:
+def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Iterator[str]:
+    """Yield a sentence for each rule beyond the paper that the framework does not have, but for ``counterparts``."""
+    policy, optimizer = config.policy, config.optimizer
+    sentences = {
+        "epoch_window": (optimizer.epoch_window != 1, "all passes over a sample are made at once"),
+        "kl_target": (optimizer.kl_target is not None, "the step size does not follow the KL"),
+        "kl_stop": (optimizer.kl_stop is not None, "all epochs are made"),
+        "follow_ess": (optimizer.follow_ess, "the step size does not follow the effective sample size"),
+    }
+    for name, (used, instead) in sentences.items():
+        if used and name not in counterparts:
+            yield f"optimizer.{name} {getattr(optimizer, name)}: no counterpart; {instead}"
+    if policy.second_moment is not None:
+        yield f"policy.second_moment {policy.second_moment:g}: no counterpart; no sample is left out"
+    if policy.interpolated:
+        yield "policy.interpolated true: no counterpart; the policy is limited around the one that sampled"
+
+
+def ppo_notes(
+    config: TrainConfig, normalization: str, clipping: str, always: bool = False, counterparts: Collection[str] = ()
+) -> Iterator[str]:
     """Yield a sentence for each property that none of the PPOs has.
 
     ``normalization`` is how the framework normalises advantages, empty if as we do, and ``always`` whether it cannot be
-    switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one.
+    switched off; ``clipping`` limits the policy there in place of a KL penalty, empty if it has one; ``counterparts``
+    are the rules beyond the paper that it has.
     """
     policy, optimizer = config.policy, config.optimizer
     yield from schedule_notes(config)
+    yield from beyond_notes(config, counterparts)
     if policy.proximal != "behavior" and normalization:
         ewma = policy.proximal == "ewma"
         what = f"policy.center_of_mass {policy.center_of_mass:g}" if ewma else "policy.proximal recent"

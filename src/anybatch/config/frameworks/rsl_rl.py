@@ -24,20 +24,27 @@ def _uses_ppo_ewma(config: TrainConfig) -> bool:
     return config.policy.objective == "clip" and config.policy.proximal == "ewma"
 
 
+def _follows_kl(config: TrainConfig) -> bool:
+    """Whether the step size follows a KL divergence."""
+    return config.optimizer.kl_target is not None
+
+
 def _notes(config: TrainConfig) -> Iterator[str]:
     ewma = _uses_ppo_ewma(config)
-    yield from ppo_notes(
-        config, "" if ewma else "advantages are normalised over each iteration", "clip_param", always=True
-    )
+    normalization = "" if ewma else "advantages are normalised over each iteration"
+    yield from ppo_notes(config, normalization, "clip_param", always=True, counterparts=("kl_target",))
     if ewma and not config.advantage.normalize:
         yield "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
     if is_linear(config):
         yield "optimizer.schedule linear: no counterpart; the learning rate is fixed, or follows desired_kl"
-    yield (
-        "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
-        "(Loss/learning_rate in rsl_rl's log)"
-        + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
-    )
+    if _follows_kl(config):
+        yield "optimizer.kl_factor: no counterpart; the learning rate changes by a factor of 1.5 at every gradient step"
+    else:
+        yield (
+            "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
+            "(Loss/learning_rate in rsl_rl's log)"
+            + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
+        )
     yield f"{describe_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
 
 
@@ -51,7 +58,8 @@ _PPO = (
     Row("num_learning_epochs", "optimizer.policy_epochs"),
     Row("num_mini_batches", "optimizer.minibatches"),
     Row("learning_rate", "optimizer.step_size"),
-    Row("schedule", "optimizer.schedule", lambda config: "fixed"),
+    Row("schedule", "optimizer.schedule", lambda config: "adaptive" if _follows_kl(config) else "fixed"),
+    Row("desired_kl", "optimizer.kl_target", when=_follows_kl),
     Row("gamma", "advantage.discount"),
     Row("lam", "advantage.gae_lambda"),
     Row("clip_param", "policy.clip"),
@@ -64,9 +72,6 @@ _PPO = (
     Row("advantage_span", "advantage.span", when=_uses_ppo_ewma),
     Row("max_importance_ratio", "policy.max_importance_ratio", when=_uses_ppo_ewma),
 )
-_KNOWN = (
-    Row("num_envs", "env.num_envs"),
-    Row("desired_kl", meaning="not used here, the step size does not follow the KL"),
-)
+_KNOWN = (Row("num_envs", "env.num_envs"),)
 
 TABLE = Framework("rsl_rl", {"runner = dict": _RUNNER, "algorithm = dict": _PPO}, _notes, _KNOWN)

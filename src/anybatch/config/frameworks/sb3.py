@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from anybatch.config.frameworks.common import (
     MINIBATCHES,
-    NO_EARLY_STOP,
     NO_VALUE_CLIPPING,
     has_ewma,
     is_adam,
@@ -43,10 +42,22 @@ def _optimizer(config: TrainConfig) -> object:
     return {"optimizer_kwargs": {"betas": optimizer.adam_betas, "eps": optimizer.adam_eps}}
 
 
+def _stops(config: TrainConfig) -> bool:
+    """Whether epochs stop early; our subclass, which the EWMA needs, refuses to."""
+    return config.optimizer.kl_stop is not None and not has_ewma(config)
+
+
+def _target_kl(config: TrainConfig) -> object:
+    return (config.optimizer.kl_stop or 0.0) / 1.5
+
+
 def _notes(config: TrainConfig) -> Iterator[str]:
     ewma = has_ewma(config)
     yield from ppo_notes(
-        config, "" if ewma else "normalize_advantage works on each minibatch", "" if ewma else "clip_range"
+        config,
+        "" if ewma else "normalize_advantage works on each minibatch",
+        "" if ewma else "clip_range",
+        counterparts=() if ewma else ("kl_stop",),
     )
     if ewma and is_penalty(config) and config.policy.kl_estimator != "exact":
         yield f"policy.kl_estimator {config.policy.kl_estimator}: no counterpart; the KL is exact"
@@ -68,6 +79,7 @@ _PPO = (
     Row("vf_coef", "optimizer.value_coefficient"),
     Row("max_grad_norm", "optimizer.max_grad_norm", max_norm),
     Row("normalize_advantage", "advantage.normalize"),
+    Row("target_kl", "optimizer.kl_stop", _target_kl, "optimizer.kl_stop / 1.5", _stops),
     Row("center_of_mass", "policy.center_of_mass", when=has_ewma),
     Row(
         "advantage_span",
@@ -86,7 +98,6 @@ _KNOWN = (
     Row("norm_obs", "observation.normalize"),
     Row("clip_obs", "observation.clip"),
     Row("clip_range_vf", meaning=NO_VALUE_CLIPPING),
-    Row("target_kl", meaning=NO_EARLY_STOP),
 )
 
 TABLE = Framework(

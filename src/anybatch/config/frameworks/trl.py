@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anybatch.config.frameworks.common import ACCUMULATED, NO_VALUE_CLIPPING, TWICE, is_adam, is_linear, schedule_notes
+from anybatch.config.frameworks.common import (
+    ACCUMULATED,
+    NO_VALUE_CLIPPING,
+    TWICE,
+    beyond_notes,
+    is_adam,
+    is_linear,
+    schedule_notes,
+)
 from anybatch.config.frameworks.rows import Code, Framework, Row
 from anybatch.config.schema import TrainConfig
 
@@ -17,6 +25,7 @@ def _reference(config: TrainConfig) -> bool:
 def _notes(config: TrainConfig) -> Iterator[str]:
     optimizer, policy = config.optimizer, config.policy
     yield from schedule_notes(config)
+    yield from beyond_notes(config)
     if _reference(config):
         yield (
             "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
