@@ -3,7 +3,7 @@
     python benchmarks/beyond_the_paper.py run QUEUE...    # train what is missing; kept in runs/, and can be continued
     python benchmarks/beyond_the_paper.py draw            # tables and figure from results/beyond-the-paper/*.csv.gz
 
-Tasks, networks and the batch of 64 environments are those of the ladder suite, and runs half as long. Policies are
+Tasks, networks and the batch of 64 environments are those of the ladder suite, and runs a quarter as long. Policies are
 evaluated at 20 points of a run, without lag. A batch is compared with the tuned one by the mean of the normalised
 return over the curve after its first tenth (``area``), and by the KL divergence from the proximal policy in the
 iterations that end at these points.
@@ -71,9 +71,9 @@ class Job:
 
 
 def of_task(task: str, factor: float = 1.0) -> TrainConfig:
-    """A task of the ladder, half as long, with its step size times ``factor``."""
+    """A task of the ladder, a quarter as long, with its step size times ``factor``."""
     config = config_of(TASKS[task], TASKS[task].step_size * factor)
-    return override(config, {"total_env_steps": config.total_env_steps // 2})
+    return override(config, {"total_env_steps": config.total_env_steps // 4})
 
 
 def several_epochs(task: str, objective: str, epochs: int, proximal: str = "ewma") -> TrainConfig:
