@@ -16,7 +16,7 @@ from torch.nn import functional
 from anybatch.models.agent import Agent, GaussianHead, Policy, bounded
 from anybatch.models.encoder import DictEncoder
 from anybatch.models.mlp import MlpEncoder
-from anybatch.models.nature import KERNEL, STRIDE, SmallConvEncoder
+from anybatch.models.nature import STRIDE, SmallConvEncoder
 from anybatch.observations import Inputs
 from anybatch.reproduce.stacked.shapes import not_stackable
 
@@ -121,13 +121,13 @@ class StackedSmallConv(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         runs, samples = observation.shape[:2]
-        # every patch under the kernel as a row, so that the convolution is a product of matrices
-        patches = functional.unfold(self._images(observation.flatten(0, 1)), KERNEL, stride=STRIDE)
+        images = self._images(observation.flatten(0, 1))
+        channels = images.view(runs, samples, *images.shape[1:]).transpose(0, 1).flatten(1, 2)
         weight, bias = self._views[self._weight], self._views[self._bias]
-        rows = patches.transpose(1, 2).reshape(runs, -1, patches.shape[1])
-        maps = torch.baddbmm(bias, rows, weight.view(runs, bias.shape[-1], -1).transpose(1, 2))
-        maps = torch.relu(maps).view(runs, samples, -1, bias.shape[-1]).transpose(2, 3)
-        return torch.tanh(self._dense.forward(maps.flatten(2)))
+        # a run is a group of channels
+        maps = functional.conv2d(channels, weight.flatten(0, 2), bias.flatten(), STRIDE, groups=runs)
+        maps = torch.relu(maps).view(samples, runs, -1).transpose(0, 1)
+        return torch.tanh(self._dense.forward(maps))
 
 
 class StackedPolicy(Policy):
