@@ -102,7 +102,7 @@ TASKS: dict[str, Task] = {
         "InvertedPendulum-v4",
         6,
         200,
-        0.002,
+        0.001,
         _CONTINUOUS | _SHORT,
     ),
     "catch-ppg": Task("Catch (PPG)", "bsuite", "Catch-v0", -0.6, 1, 0.002, _PHASES),
@@ -111,7 +111,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-_FULL_ONLY = ("lunar-lander", "doorkey", "reacher", "cartpole-ppg", "frozen-lake-ppg")
+_FULL_ONLY = ("lunar-lander", "minigrid", "doorkey", "reacher", "cartpole-ppg", "frozen-lake-ppg")
 
 
 def config_of(task: Task, step_size: float | None = None) -> TrainConfig:
