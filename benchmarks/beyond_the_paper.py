@@ -307,20 +307,24 @@ def draw() -> None:
 
 def draw_figure(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """The gap of every task and setting, and the distance from the proximal policy, at once and spread out."""
-    with figure(path, 2, width=4.4, height=3.0, label="area less that of the tuned batch") as axes:
-        for variant, color in (("at-once", "tab:orange"), ("spread", "tab:blue")):
+    names = [f"{TASKS[x['task']].label}, {x['setting']}, 1/{x['c']:g}" for x in lines if x["variant"] == "spread"]
+    with figure(path, 2, width=4.2, height=0.6 + 0.2 * len(names)) as axes:
+        for variant, color, label in (
+            ("at-once", "tab:orange", "passes at once"),
+            ("spread", "tab:blue", "spread out"),
+        ):
             chosen = [x for x in lines if x["variant"] == variant]
             places = np.arange(len(chosen)) + (0.15 if variant == "spread" else -0.15)
             sizes, errors = ([getattr(x["area"], name) for x in chosen] for name in ("size", "error"))
-            axes[0].errorbar(places, sizes, errors, fmt="o", ms=4, lw=1, color=color, label=variant)
-            axes[1].plot(places, [x["kl"][1] / x["kl"][0] for x in chosen], "o", ms=4, color=color)
-        names = [f"{TASKS[x['task']].label}, {x['setting']}, 1/{x['c']:g}" for x in lines if x["variant"] == "spread"]
+            axes[0].errorbar(sizes, places, xerr=errors, fmt="o", ms=4, lw=1, color=color, label=label)
+            axes[1].plot([x["kl"][1] / x["kl"][0] for x in chosen], places, "o", ms=4, color=color)
         for axis, level in zip(axes, (0, 1), strict=True):
-            axis.axhline(level, color="0.6", lw=0.8, zorder=0)
-            axis.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
-        axes[1].set_yscale("log")
-        axes[1].set_title("KL from the proximal policy / that of the tuned batch", fontsize=8)
-        axes[0].legend()
+            axis.axvline(level, color="0.6", lw=0.8, zorder=0)
+            axis.set_yticks(range(len(names)), names if level == 0 else [], fontsize=7)
+            axis.invert_yaxis()
+        axes[0].set_xlabel("area less that of the tuned batch", fontsize=8)
+        axes[1].set_xlabel("KL from the proximal policy / that of the tuned batch", fontsize=8)
+        axes[0].legend(fontsize=7)
 
 
 def main() -> None:
