@@ -77,9 +77,10 @@ def ppo(job: Job) -> dict[str, Any]:
 
 
 def ewma_adaptive(job: Job) -> dict[str, Any]:
-    """The class substituted, and its two recommendations: no clipped value loss, the centre of mass that fits PPO."""
-    average = {"center_of_mass": center_of_mass_of_ppo(epochs=5, minibatches=4), "use_clipped_value_loss": False}
-    return {"class_name": "anybatch.integrations.rsl_rl:PPOEWMA", **average}
+    """The class substituted without a clipped value loss; averages follow the batch, the step size follows the KL."""
+    c = ENVS[0] / job.envs
+    averages = {"center_of_mass": c * center_of_mass_of_ppo(epochs=5, minibatches=4), "advantage_span": c}
+    return {"class_name": "anybatch.integrations.rsl_rl:PPOEWMA", "use_clipped_value_loss": False, **averages}
 
 
 def reference(job: Job, epochs: int, minibatches: int) -> TrainConfig:
@@ -134,7 +135,7 @@ def tune(seeds: int) -> Iterator[Job]:
 
 def ladder(seeds: int) -> Iterator[Job]:
     for seed in range(seeds):
-        for arm in ("ppo", "rule", "unscaled"):
+        for arm in ("ppo", "ewma-adaptive", "rule", "unscaled"):
             for envs in ENVS:
                 source = "rule" if envs == ENVS[0] and arm == "unscaled" else arm  # the same run
                 yield Job(TASKS[0], source, envs, seed, TUNED.get(arm, 0.0))
