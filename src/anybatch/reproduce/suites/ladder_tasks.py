@@ -111,7 +111,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-_FULL_ONLY = ("lunar-lander", "minigrid", "doorkey", "reacher", "cartpole-ppg", "frozen-lake-ppg")
+_FULL_ONLY = ("pixel-catch", "lunar-lander", "minigrid", "doorkey", "reacher", "cartpole-ppg", "frozen-lake-ppg")
 
 
 def config_of(task: Task, step_size: float | None = None) -> TrainConfig:
