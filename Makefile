@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install test lint types imports docs printed notebook check golden bench bench-small bench-micro bench-peers growth chaos foreign lock clean
+.PHONY: help demo install test lint types imports docs printed notebook check golden bench bench-small bench-micro bench-peers gpu-round growth chaos foreign lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -62,6 +62,9 @@ bench-micro: $(VENV)/.installed-dev ## GAE, minibatches, EWMA, objectives, sampl
 
 bench-peers: $(VENV)/.installed-dev ## speed of plain PPO beside Stable-Baselines3, TorchRL and CleanRL
 	@$(BIN)/python benchmarks/bench_peers.py $(ARGS)
+
+gpu-round: $(VENV)/.installed-dev ## everything that is to be measured on a GPU, in at most ten minutes (ARGS=--dry-run: on the CPU)
+	@$(BIN)/python benchmarks/gpu_round.py $(ARGS)
 
 growth: $(VENV)/.installed-dev ## cost and memory as runs get larger; seconds to start
 	@$(BIN)/python benchmarks/growth.py $(ARGS)

@@ -33,6 +33,9 @@ class Measurement:
     """Rates of single networks before and after, summed over the ranks, which measure them side by side."""
     bandwidth: float | None
     """Of a GPU's memory, in bytes a second."""
+    first_seconds: float = 0.0
+    """How much longer the first iteration of the process took than those that were measured."""
+    peak_gpu_mib: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -56,7 +59,7 @@ def measure_all(spec: Spec) -> Measurement:
     """
     with tempfile.TemporaryDirectory() as folder:
         spec = replace(spec, folder=folder)
-        variables = _torchrun_variables(spec.ranks)
+        variables = torchrun_variables(spec.ranks)
         children = [
             _start(spec, {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(spec.ranks)
         ]
@@ -93,10 +96,13 @@ def together(results: list[dict[str, Any]]) -> Measurement:
         where={label: sum(result["where"].get(label, 0.0) for result in results) / len(results) for label in labels},
         networks=networks,
         bandwidth=first["bandwidth"],
+        first_seconds=max(result["first_seconds"] for result in results),
+        peak_gpu_mib=sum(result["peak_gpu_mib"] for result in results),
     )
 
 
-def _torchrun_variables(ranks: int) -> dict[str, str]:
+def torchrun_variables(ranks: int) -> dict[str, str]:
+    """Environment variables of all ranks, but for their number."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -113,6 +113,18 @@ def configuration(spec: Spec, iterations: int, steps: int) -> Any:
     return PRESETS[spec.algorithm](spec.env, **changes)
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Of the measured iterations of a training run."""
+
+    seconds: float
+    processor_seconds: float
+    where: dict[str, float]
+    """Shares of the time by label."""
+    first_seconds: float
+    """How much longer the very first iteration took than the mean of the measured ones."""
+
+
 def run(spec: Spec, folder: Path) -> dict[str, Any]:
     """Measure, with runs in ``folder``; call once in a process."""
     import torch
@@ -123,28 +135,34 @@ def run(spec: Spec, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(spec.threads)
     keep_freed_memory()
     config = configuration(spec, spec.warm_up + spec.iterations, spec.steps)
-    _train(spec, configuration(spec, 2, max(8, spec.minibatches)), folder / "first")
+    # compiled programs are for one size of a minibatch, and come from a cache on disk the second time
+    steps = spec.steps if config.compile else max(8, spec.minibatches)
+    first = _train(spec, configuration(spec, 2, steps), folder / "first")
     wait_for_all()  # ranks measure side by side what they can do side by side
     before = _rates(spec, config)
     forget_peak_memory()
-    seconds, processor, where = _train(spec, config, folder / "measured")
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    timed = _train(spec, config, folder / "measured")
     peak = peak_memory_mib()
+    peak_gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
     wait_for_all()
     after = _rates(spec, config)
     return {
         "spec": asdict(spec),
         "env_steps": spec.iterations * config.iteration_batch,
-        "seconds": seconds,
-        "processor_seconds": processor,
+        "seconds": timed.seconds,
+        "processor_seconds": timed.processor_seconds,
+        "first_seconds": round(first.first_seconds, 2),
         "peak_mib": round(peak),
-        "where": {label: round(share, 4) for label, share in where.items()},
+        "peak_gpu_mib": round(peak_gpu / 2**20),
+        "where": {label: round(share, 4) for label, share in timed.where.items()},
         "networks": [before, after],
         "bandwidth": _bandwidth(config),
     }
 
 
-def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, float]]:
-    """Seconds and processor seconds of the measured iterations, and where the time went."""
+def _train(spec: Spec, config: Any, out: Path) -> Timed:
     from anybatch import training
     from anybatch.runs.run import Run
     from bench_limits import synchronize
@@ -171,7 +189,7 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
 
     def build(*arguments: Any, **keywords: Any) -> Any:
         parts = originals["build"](*arguments, **keywords)
-        watch.wrap(parts.env, "step", "environment")
+        watch.wrap(parts.env, "step_tensors" if hasattr(parts.env, "step_tensors") else "step", "environment")
         watch.wrap(parts.source, "next", "inference")
         if config.policy.proximal != "behavior" and not config.compile:  # there it is part of the gradient step
             watch.wrap(parts.learner.proximal, "params", "proximal")
@@ -200,7 +218,13 @@ def _train(spec: Spec, config: Any, out: Path) -> tuple[float, float, dict[str, 
     divided = (marks[last], marks[-1]) if extra else (start, stop)
     where = {label: x - divided[0][2].get(label, 0.0) for label, x in divided[1][2].items()}
     total = sum(where.values())
-    return stop[0] - start[0], stop[1] - start[1], {label: x / total for label, x in where.items()}
+    seconds = stop[0] - start[0]
+    return Timed(
+        seconds=seconds,
+        processor_seconds=stop[1] - start[1],
+        where={label: x / total for label, x in where.items()},
+        first_seconds=marks[1][0] - marks[0][0] - seconds / (last - first),
+    )
 
 
 def _rates(spec: Spec, config: Any) -> dict[str, Any]:

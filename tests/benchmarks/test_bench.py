@@ -142,13 +142,16 @@ def test_ranks_are_counted_together() -> None:
         "env_steps": 100,  # of all ranks
         "seconds": 2.0,
         "processor_seconds": 1.5,
+        "first_seconds": 1.0,
         "peak_mib": 300,
+        "peak_gpu_mib": 200,
         "where": {"optimisation": 0.5, "other": 0.5},
         "networks": [{"anybatch": {"forward": 10.0, "both": 4.0}}] * 2,
         "bandwidth": None,
     }
-    both = together([rank, {**rank, "seconds": 2.5, "where": {"other": 1.0}}])
+    both = together([rank, {**rank, "seconds": 2.5, "first_seconds": 3.0, "where": {"other": 1.0}}])
     assert (both.rate, both.processor_seconds, both.peak_mib) == (40.0, 3.0, 600)
+    assert (both.first_seconds, both.peak_gpu_mib) == (3.0, 400)
     assert both.where == {"optimisation": 0.25, "other": 0.75}
     assert both.rates() == {"anybatch": {"forward": 20.0, "both": 8.0}}
 
