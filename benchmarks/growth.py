@@ -1,19 +1,21 @@
-"""Cost and peak memory as runs get larger, and seconds to start: one figure and one table of each.
+"""Cost and peak memory as runs get larger, and seconds to start: one figure, and a table.
 
-    python benchmarks/growth.py                         # all, about half an hour on one core
-    python benchmarks/growth.py --only mlp start
+    python benchmarks/growth.py                         # all, some ten minutes on one core
+    python benchmarks/growth.py --only mlp start        # the others keep their numbers
 
 ``mlp`` and ``impala``: an iteration of PPO-EWMA at 1 to 4,096 and 1 to 256 environments. ``phase``: an auxiliary phase
 of PPG at N_pi = 32 to 2,048, on disk. ``stack``: 1 to 512 stacked runs. ``start``: from `anybatch train` to the first
-environment step, and `import anybatch`. Each number comes from a process of its own with one thread. Results go to
-results/performance/growth.json and growth.png, where costs are divided by the amount of data: a line that rises grows
-faster than its data.
+environment step, and `import anybatch`. Each number comes from a process of its own with one thread, which is warm when
+it is measured. Costs are CPU time, which other programs disturb little, divided by the amount of data: a line that
+rises grows faster than its data. Peak memory is that of the process, of which an idle one has about 300 MiB. Results go
+to growth.json, growth.png and table.md in results/growth.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -24,47 +26,49 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench_common import RESULTS, cores, forget_peak_memory, machine_facts, peak_memory_mib
+from anybatch.reproduce.tables import markdown
+from anybatch.system.atomic_files import write_text
+from bench_common import ROOT, cores, forget_peak_memory, machine_facts, peak_memory_mib
 from bench_launch import measure_all
 from bench_run import Spec
 
 SIZES = {
     "mlp": [1, 4, 16, 64, 256, 1024, 4096],
     "impala": [1, 4, 16, 64, 256],
-    "phase": [32, 128, 512, 2048],
+    "phase": [32, 64, 128, 256, 512, 1024, 2048],
     "stack": [1, 4, 16, 64, 256, 512],
 }
 TITLES = {
     "mlp": ("environments (MLP, CartPole)", "per environment step"),
     "impala": ("environments (IMPALA, StarPilot)", "per environment step"),
-    "phase": ("iterations of a PPG phase", "per environment step of the phase"),
-    "stack": ("stacked runs (Catch)", "per environment step of a run"),
+    "phase": ("iterations of a PPG phase (CartPole)", "per environment step"),
+    "stack": ("stacked runs (Catch)", "per environment step"),
 }
 
 
 def iteration(env: str, num_envs: int, **changes: Any) -> dict[str, float]:
-    """Seconds per environment step and peak memory of PPO-EWMA's iterations, two or more of 4,096 steps in all."""
-    steps = 32 if "CartPole" in env else max(4, min(32, 1024 // num_envs))
-    rounds = max(2, 4096 // (num_envs * steps))
+    """CPU seconds per environment step and peak memory of PPO-EWMA's iterations of the same number of steps."""
+    small = "CartPole" in env
+    steps = 32 if small else 16
     spec = Spec(
         algorithm="ppo-ewma",
         env=env,
         num_envs=num_envs,
         steps=steps,
-        minibatches=min(8, num_envs * steps),
-        iterations=rounds if "CartPole" in env else 1,
-        warm_up=1,
+        minibatches=8,
+        iterations=max(2, 8192 // (num_envs * steps)) if small else max(1, 16 // num_envs),
+        warm_up=1 if small or num_envs < 64 else 0,  # two short iterations have come before
         cores=cores()[-1:],
         rate_batches=[],
         plain=False,
         changes=changes,
     )
     measured = measure_all(spec)
-    return {"seconds": measured.seconds / measured.env_steps, "peak_mib": measured.peak_mib}
+    return {"seconds": measured.processor_seconds / measured.env_steps, "peak_mib": measured.peak_mib}
 
 
 def phase(iterations: int) -> dict[str, float]:
-    """Seconds per environment step and peak memory of one PPG run of one phase of 4 x 32 steps an iteration."""
+    """CPU seconds per environment step and peak memory of one PPG run of one phase of 4 x 32 steps an iteration."""
     from anybatch.presets import ppg_ewma
     from anybatch.training import train
 
@@ -89,7 +93,7 @@ def phase(iterations: int) -> dict[str, float]:
 
 
 def stack(runs: int) -> dict[str, float]:
-    """Seconds per environment step of a run and peak memory of stacked runs."""
+    """CPU seconds per environment step of a run and peak memory of stacked runs."""
     from anybatch.config.io import override
     from anybatch.reproduce.stacked import run_stacked
     from anybatch.reproduce.suites.laptop import laptop
@@ -101,14 +105,14 @@ def stack(runs: int) -> dict[str, float]:
 def _timed(work: Any, env_steps: int) -> dict[str, float]:
     forget_peak_memory()
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        began = time.process_time()
         work(Path(folder))
-        return {"seconds": (time.perf_counter() - began) / env_steps, "peak_mib": peak_memory_mib()}
+        return {"seconds": (time.process_time() - began) / env_steps, "peak_mib": peak_memory_mib()}
 
 
 def alone(kind: str, size: int) -> dict[str, float]:
-    """Measure in a new process with one thread on one core."""
-    code = f"import json, growth; print(json.dumps(growth.{kind}({size})))"
+    """Measure in a new process with one thread on one core, after the smallest size as a warm-up."""
+    code = f"import json, growth; growth.{kind}({SIZES[kind][0]}); print(json.dumps(growth.{kind}({size})))"
     done = subprocess.run(
         [sys.executable, "-c", f"import torch; torch.set_num_threads(1); {code}"],
         cwd=Path(__file__).parent,
@@ -123,80 +127,107 @@ def alone(kind: str, size: int) -> dict[str, float]:
 
 
 def start(rounds: int = 5) -> dict[str, float]:
-    """Median seconds of `import anybatch`, and from `anybatch train` to the first environment step."""
-    imports, trains = [], []
-    script = "import time, gymnasium\nclass E(gymnasium.Wrapper):\n"
+    """Median times of `import anybatch`, and of `anybatch train` up to the first environment step."""
+    script = "import os, time, gymnasium\nclass E(gymnasium.Wrapper):\n"
     script += "    def __init__(self): super().__init__(gymnasium.make('CartPole-v1'))\n"
-    script += "    def step(self, action):\n        print('STEP', time.time(), flush=True)\n        raise SystemExit\n"
+    script += "    def step(self, action):\n        print('DONE', time.time(), time.process_time(), flush=True)\n"
+    script += "        os._exit(0)\n"
+    report = "import time; print('DONE', time.time(), time.process_time())"
+    train = ["-m", "anybatch", "train", "ppo-ewma", "--env.id", "first_step_env:E", "--env.num-envs", "1", "--quiet"]
+    found: dict[str, list[tuple[float, float]]] = {"python": [], "import": [], "first_step": []}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "first_step_env.py").write_text(script)
         for number in range(rounds):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-c", "import anybatch"], check=True)
-            imports.append(time.perf_counter() - began)
-            flags = ["--env.id", "first_step_env:E", "--env.num-envs", "1", "--model.encoder", "mlp", "--quiet"]
-            clock = time.time()
-            command = [sys.executable, "-m", "anybatch", "train", "ppo-ewma", *flags, "--out", f"run{number}"]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            first = re.search(r"STEP ([\d.]+)", done.stdout)
-            if first is None:
-                raise SystemExit(done.stderr[-300:])
-            trains.append(float(first[1]) - clock)
-    bare = [_python_alone() for _ in range(rounds)]
+            found["python"].append(_until_done(["-c", report], folder))
+            found["import"].append(_until_done(["-c", f"import anybatch; {report}"], folder))
+            found["first_step"].append(_until_done([*train, "--out", f"run{number}"], folder))
+    elapsed, cpu = ({kind: statistics.median(x[i] for x in several) for kind, several in found.items()} for i in (0, 1))
     return {
-        "import_seconds": statistics.median(imports) - statistics.median(bare),
-        "first_step_seconds": statistics.median(trains),
+        "import_seconds": elapsed["import"] - elapsed["python"],
+        "import_cpu_seconds": cpu["import"] - cpu["python"],
+        "first_step_seconds": elapsed["first_step"],
+        "first_step_cpu_seconds": cpu["first_step"],
     }
 
 
-def _python_alone() -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    return time.perf_counter() - began
+def _until_done(arguments: list[str], folder: str) -> tuple[float, float]:
+    """Seconds, and CPU seconds of the process, until Python prints DONE."""
+    began = time.time()
+    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
+    printed = re.search(r"DONE ([\d.]+) ([\d.]+)", done.stdout)
+    if printed is None:
+        raise SystemExit(done.stderr[-300:])
+    return float(printed[1]) - began, float(printed[2])
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
+    """Cost per environment step above, peak memory below."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     from anybatch.reproduce.plots import BLUE, VERMILION, figure
 
     kinds = [kind for kind in SIZES if kind in results]
-    with figure(path, len(kinds), width=3.6, height=2.8) as axes:
-        for panel, kind in zip(axes, kinds, strict=True):
-            sizes = [int(size) for size in results[kind]]
+    with figure(path, 2 * len(kinds), columns=len(kinds), width=3.1, height=2.5) as axes:
+        for number, kind in enumerate(kinds):
+            sizes, measured = [int(size) for size in results[kind]], results[kind].values()
             label, unit = TITLES[kind]
-            panel.loglog(sizes, [1e6 * x["seconds"] for x in results[kind].values()], "o-", color=BLUE)
-            panel.set_xlabel(label)
-            panel.set_ylabel(f"microseconds {unit}", color=BLUE, fontsize=8)
-            twin = panel.twinx()
-            twin.loglog(sizes, [x["peak_mib"] for x in results[kind].values()], "s--", color=VERMILION)
-            twin.set_ylabel("peak memory (MiB)", color=VERMILION, fontsize=8)
+            rows = [([1e6 * x["seconds"] for x in measured], f"CPU microseconds\n{unit}", BLUE)]
+            rows += [([x["peak_mib"] for x in measured], "peak memory (MiB)", VERMILION)]
+            for row, (values, name, color) in enumerate(rows):
+                panel = axes[row * len(kinds) + number]
+                panel.loglog(sizes, values, "o-", color=color)
+                middle = math.sqrt(min(values) * max(values))
+                half = max(max(values) / min(values), 10) ** 0.6  # so that a few percent do not look like growth
+                panel.set_ylim(middle / half, middle * half)
+                panel.set_ylabel(name, fontsize=9)
+                panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
+                panel.minorticks_off()
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            panel.set_xlabel(label, fontsize=9)
+
+
+def table(results: dict[str, Any]) -> str:
+    """All numbers, in Markdown."""
+    rows = []
+    for kind in SIZES:
+        for size, x in results.get(kind, {}).items():
+            rows.append([TITLES[kind][0], f"{int(size):,}", f"{1e6 * x['seconds']:,.1f}", f"{x['peak_mib']:,.0f}"])
+    return markdown(["", "size", "CPU microseconds per environment step", "peak memory (MiB)"], rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*SIZES, "start"], default=[*SIZES, "start"])
-    parser.add_argument("--out", type=Path, default=RESULTS / "growth.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "growth")
     arguments = parser.parse_args()
-    results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    results["machine"] = machine_facts()
+    file = arguments.out / "growth.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for kind in arguments.only:
+        facts = machine_facts()
         if kind == "start":
             results[kind] = start()
             print(kind, results[kind], flush=True)
-            continue
-        results[kind] = {}
-        for size in SIZES[kind]:
-            if kind == "mlp":
-                changes = {"model.encoder": "mlp", "model.options": {"width": 64, "depth": 2}}
-                measured = iteration("envpool:CartPole-v1", size, **changes)
-            elif kind == "impala":
-                measured = iteration("procgen:starpilot-hard", size)
-            else:
-                measured = alone(kind, size)
-            results[kind][str(size)] = measured
-            print(kind, size, {name: f"{x:.3g}" for name, x in measured.items()}, flush=True)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, arguments.out.with_suffix(".png"))
+        else:
+            results[kind] = {str(size): measure(kind, size) for size in SIZES[kind]}
+        results.setdefault("machine", {})[kind] = facts
+        write_text(file, json.dumps(results, indent=1) + "\n")
+    if set(SIZES) & set(results):
+        draw(results, file.with_suffix(".png"))
+    write_text(arguments.out / "table.md", table(results) + "\n")
+
+
+def measure(kind: str, size: int) -> dict[str, float]:
+    if kind == "mlp":
+        changes = {"model.encoder": "mlp", "model.options": {"width": 64, "depth": 2}}
+        measured = iteration("envpool:CartPole-v1", size, **changes)
+    elif kind == "impala":
+        measured = iteration("procgen:starpilot-hard", size)
+    else:
+        measured = alone(kind, size)
+    print(kind, size, {name: f"{x:.3g}" for name, x in measured.items()}, flush=True)
+    return measured
 
 
 if __name__ == "__main__":

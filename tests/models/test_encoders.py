@@ -15,6 +15,7 @@ from anybatch.errors import ConfigError, EnvError
 from anybatch.models.encoder import build_encoder
 from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
+from anybatch.models.layers import fixed_weights
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder, SmallConvEncoder
 from anybatch.models.precision import encode
@@ -244,10 +245,13 @@ def test_dictionary_options_go_where_they_fit() -> None:
         build("auto", gym.spaces.Dict({}))
 
 
-@pytest.mark.skipif(
+needs_bf16 = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="this CPU does not compute in bfloat16",
 )
+
+
+@needs_bf16
 @pytest.mark.parametrize("shape", [(64, 64, 3), (17, 30, 3)])
 def test_onednn_tensors_change_the_speed_alone(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Features and every gradient agree with fp32 as well as the plain bf16 computation does."""
@@ -267,6 +271,22 @@ def test_onednn_tensors_change_the_speed_alone(shape: tuple[int, ...], monkeypat
     for reference, quick, slow in zip(exact, fast, plain, strict=True):
         error, usual = (quick - reference).norm(), (slow - reference).norm()
         assert error <= 1.5 * usual + 0.01 * reference.norm()
+
+
+@needs_bf16
+def test_weights_that_are_fixed_are_converted_once_and_give_the_same_bits() -> None:
+    encoder = ImpalaEncoder(gym.spaces.Box(0, 255, (16, 16, 3), np.uint8), out_features=8)
+    one, several = (torch.randint(0, 256, (batch, 16, 16, 3), dtype=torch.uint8) for batch in (1, 5))
+    expected = [encode(encoder, x, "bf16").detach() for x in (one, several, one)]
+    with fixed_weights(encoder):
+        with torch.no_grad():
+            for x, features in zip((one, several, one), expected, strict=True):
+                assert torch.equal(encode(encoder, x, "bf16"), features)
+            encoder.stacks[0].conv.weight.mul_(2)  # against the promise, to see that the first conversion is used
+            assert torch.equal(encode(encoder, one, "bf16"), expected[0])
+        assert not torch.equal(encode(encoder, one, "bf16"), expected[0])  # with gradient the present weights count
+    with torch.no_grad():
+        assert not torch.equal(encode(encoder, one, "bf16"), expected[0])
 
 
 def test_images_reach_a_bf16_convolution_with_the_bits_they_would_have_by_way_of_float32() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.tensor import TensorSteps, TensorVectorEnv
 from anybatch.models.actions import ActionSpec
+from anybatch.models.layers import fixed_weights
 from anybatch.models.normalizer import Unchanged
 from anybatch.models.tensor_normalizer import TensorNormalizing
 from anybatch.observations import Observation, leaves, map_observation
@@ -106,7 +107,8 @@ def collect_any(
 ) -> Rollout:
     """:func:`anybatch.sampling.rollout.collect`, or :func:`collect_tensors` in environments of tensors."""
     function: Callable[..., Rollout] = collect_tensors if isinstance(sampler, TensorSampler) else collect
-    return function(sampler, agent, steps, device=device, interrupts=interrupts, version=version)
+    with fixed_weights(agent):
+        return function(sampler, agent, steps, device=device, interrupts=interrupts, version=version)
 
 
 class _Columns:
