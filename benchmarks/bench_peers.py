@@ -308,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[name for name in CASES if "cartpole" in name])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, help="beside Stable-Baselines3; default: all")
     parser.add_argument("--cleanrl", type=Path, metavar="CHECKOUT", help="folder of a checkout of CleanRL")
     parser.add_argument("--out", type=Path, default=RESULTS / "bench_peers.jsonl")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
@@ -317,7 +318,8 @@ def main() -> None:
         run = CONTENDERS[arguments.alone][0] if arguments.alone in CONTENDERS else None
         print(f"RATE {run(case) if run else cleanrl(case, arguments.cleanrl):.6g}")
         return
-    names = [name for name, (_, package) in CONTENDERS.items() if importlib.util.find_spec(package)]
+    wanted = {REFERENCE, *(arguments.contenders or CONTENDERS)}
+    names = [name for name, (_, package) in CONTENDERS.items() if name in wanted and importlib.util.find_spec(package)]
     names += ["CleanRL"] if arguments.cleanrl else []
     facts = machine_facts()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))

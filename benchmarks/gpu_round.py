@@ -7,7 +7,7 @@
 Each part has its own time limit and runs in processes of its own, so that whatever goes wrong in one is recorded and
 the next one runs. The results are written after each part. A part whose turn comes when less than --least seconds are
 left is skipped, and named on the page: run it with --parts and another --out. Nothing is downloaded; without EnvPool,
-random frames take Procgen's place, and the page says so. The output of each part is kept beside the results.
+random frames take Procgen's place; the page names the environment. The output of each part is kept beside the results.
 """
 
 from __future__ import annotations

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch._inductor.config
+import torch._inductor.cpp_builder
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from anybatch.config.schema import ModelConfig
 from anybatch.errors import ConfigError
-from anybatch.gradients import CompiledGradients, Losses, add_gradients, check_compiler
+from anybatch.gradients import TESTED, CompiledGradients, Losses, add_gradients, check_compiler
 from anybatch.minibatches import Minibatch
 from anybatch.models.agent import build_agent
 from anybatch.optimizers import gradients_of
 
+ROOT = Path(__file__).resolve().parents[1]
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler"
 )
@@ -85,4 +90,24 @@ def test_a_network_that_cannot_be_recorded_is_refused() -> None:
 def test_a_missing_compiler_is_named() -> None:
     missing = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
     with missing, pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler is there: install g\+\+"):
+        check_compiler(torch.device("cpu"))
+
+
+def test_another_version_of_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned and pinned[1].startswith(f"{TESTED}.")
+    monkeypatch.setattr(torch._inductor.cpp_builder, "get_cpp_compiler", lambda: "g++")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_compiler(torch.device("cpu"))
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    with pytest.warns(
+        UserWarning, match=r"compile is true, which was tested with PyTorch .* alone, and this is 2\.9\.1"
+    ):
+        check_compiler(torch.device("cpu"))
+    monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
+    with (
+        pytest.warns(UserWarning, match="tested"),
+        pytest.raises(ConfigError, match=r"PyTorch 2\.9\.1 lacks what it needs \(.*_is_compiling_flag.*\): install"),
+    ):
         check_compiler(torch.device("cpu"))

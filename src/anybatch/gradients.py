@@ -13,7 +13,9 @@ is in Inductor's cache on disk.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -208,12 +210,40 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
+TESTED = "2.13"
+"""The version of PyTorch with which compiling was tested; it uses functions that are not public."""
+
+_NEEDED = (
+    ("torch.compiler", "_is_compiling_flag"),
+    ("torch.compiler", "set_stance"),
+    ("torch.fx.experimental.proxy_tensor", "make_fx"),
+    ("torch._inductor", "compile"),
+    ("torch._inductor.cpp_builder", "get_cpp_compiler"),
+    ("torch.utils._triton", "has_triton"),
+)
+
+
 def check_compiler(device: torch.device) -> None:
-    """Check that programs can be compiled for ``device``.
+    """Check that programs can be compiled for ``device``; warn about a version of PyTorch that was not tested.
 
     Raises:
-        ConfigError: the compiler is missing.
+        ConfigError: the compiler is missing, or PyTorch lacks a function that is needed.
     """
+    version = torch.__version__
+    if not version.startswith(f"{TESTED}."):
+        warnings.warn(
+            f"compile is true, which was tested with PyTorch {TESTED} alone, and this is {version}: compare the first "
+            "rows of progress.csv with those of a run without it",
+            stacklevel=2,
+        )
+    try:
+        for module, name in _NEEDED:
+            getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"compile is true, but PyTorch {version} lacks what it needs ({error}): install PyTorch {TESTED}, or set "
+            "it to false"
+        ) from error
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
 

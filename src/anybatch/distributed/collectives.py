@@ -82,9 +82,8 @@ def mean_gradients_(
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overdue = torch.full((1,), float(interrupts is not None and interrupts.overdue), device=gradients[0].device)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).mul_(weight or 1 / world_size())
-    flat = torch.cat([flat, overdue.to(flat)])
-    sum_(flat)
+    flat = torch.cat([*[gradient.reshape(-1) for gradient in gradients], overdue.to(gradients[0])])
+    sum_(flat.mul_(weight or 1 / world_size()))
     sizes = [gradient.numel() for gradient in gradients]
     for gradient, mean in zip(gradients, flat[:-1].split(sizes), strict=True):
         gradient.copy_(mean.view_as(gradient))
