@@ -2,6 +2,7 @@
 
     python benchmarks/growth.py                         # all, some ten minutes on one core
     python benchmarks/growth.py --only mlp start        # the others keep their numbers
+    python benchmarks/growth.py --draw                  # the figure and the table again
 
 ``mlp`` and ``impala``: an iteration of PPO-EWMA at 1 to 4,096 and 1 to 256 environments. ``phase``: an auxiliary phase
 of PPG at N_pi = 32 to 2,048, on disk. ``stack``: 1 to 512 stacked runs. ``start``: from `anybatch train` to the first
@@ -180,7 +181,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 half = max(max(values) / min(values), 10) ** 0.6  # so that a few percent do not look like growth
                 panel.set_ylim(middle / half, middle * half)
                 panel.set_ylabel(name, fontsize=9)
-                panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
+                panel.set_xticks(sizes, [f"{size}" for size in sizes], fontsize=7)
                 panel.minorticks_off()
                 panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
                 panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -199,12 +200,13 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*SIZES, "start"], default=[*SIZES, "start"])
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the stored numbers again")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "growth")
     arguments = parser.parse_args()
     file = arguments.out / "growth.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for kind in arguments.only:
+    for kind in [] if arguments.draw else arguments.only:
         facts = machine_facts()
         if kind == "start":
             results[kind] = start()

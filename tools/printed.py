@@ -27,6 +27,7 @@ FIGURES = (
     "anybatch reproduce draw all --suite laptop --out results/laptop",
     "anybatch report results/laptop",
     "python benchmarks/staleness.py draw",
+    "python benchmarks/growth.py --draw",
 )
 """Commands that draw from the tables in ``results``."""
 _CONSOLE = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
