@@ -58,14 +58,13 @@ def networks(record: dict[str, Any]) -> str:
 
 def small(record: dict[str, Any]) -> str:
     """The table of `make bench-small`, in Markdown, with the machine below it."""
-    lines = [
-        "| environment | environments | steps/s | fraction of the limit | environment | inference | optimisation |"
-    ]
-    lines.append("|---|---:|---:|---:|---:|---:|---:|")
+    cells = {}
     for row in record["rows"]:
-        fraction = f"{row['fraction']:.2f}" if row["fraction"] else ""
-        shares = [f"{row['where'].get(name, 0.0):.0%}" for name in ("environment", "inference", "optimisation")]
-        lines.append(f"| {row['env']} | {row['num_envs']} | {row['rate']:,.0f} | {fraction} | {' | '.join(shares)} |")
+        fraction = f" ({row['fraction']:.2f})" if row["fraction"] else ""
+        cells[row["env"], row["num_envs"]] = f"{row['rate']:,.0f}{fraction}"
+    envs, sizes = ([*dict.fromkeys(key[i] for key in cells)] for i in (0, 1))
+    lines = [f"| environments | {' | '.join(envs)} |", "|---:" * (1 + len(envs)) + "|"]
+    lines += [f"| {size} | {' | '.join(cells.get((env, size), '') for env in envs)} |" for size in sizes]
     return "\n".join([*lines, "", machine(record)])
 
 
