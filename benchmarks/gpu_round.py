@@ -128,7 +128,7 @@ def gpu_tests(folder: str) -> dict[str, Any]:
 
     os.chdir(ROOT)
     outcomes = Outcomes()
-    options = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-o", "addopts=", "--durations=10"]
+    options = ["-v", "--import-mode=importlib", "-p", "no:cacheprovider", "-o", "addopts=", "--durations=10"]
     code = pytest.main([*options, folder], plugins=[outcomes])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {code!r}")
@@ -191,11 +191,11 @@ def rounds(dry: bool) -> list[Part]:
         Part("ppo-ewma", 60, training, spec()),
         Part("ppo-ewma, compile", 150, training, spec(compiled=True)),
         Part("whole phase of ppg-ewma", 150, whole_phase, phase),
-        Part("tests", 120, gpu_tests, "tests/gpu"),
         Part("ppo-ewma, 16 environments", 50, training, spec(num_envs=16, **several)),
         Part("ppo-ewma, 1 environment", 50, training, spec(num_envs=1, **several)),
         Part("4,096 environments of tensors", 50, training, spec(num_envs=4096, **tensors)),
         Part("ppo-ewma, 2 processes", 70, training, two, ranks=2),
+        Part("tests", 180, gpu_tests, "tests/gpu"),
         Part("ppo-ewma, 16 environments, compile", 120, training, spec(num_envs=16, compiled=True, **several)),
         Part("ppo, compile", 120, training, spec("ppo", compiled=True)),
         Part("kernels", 50, kernels, spec("ppo", changes={"optimizer.policy_epochs": 1, "optimizer.value_epochs": 1})),
@@ -216,8 +216,9 @@ def child(part: Part, variables: dict[str, str], file: Path) -> None:
     """Do a part, or a rank of it, and write its result or why there is none to ``file``."""
     os.setsid()  # a process group of its own, so that nothing of it outlives its time
     with file.with_suffix(".log").open("w") as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.update(variables)
     try:
         outcome = {"result": part.work(part.argument)}
@@ -266,10 +267,9 @@ def outcome(files: Sequence[Path], processes: Sequence[Any], limit: float | None
         log = file.with_suffix(".log")
         if "result" in said:
             results.append(said["result"])
-        elif limit is not None and not said:
-            reason = reason or f"stopped after {limit:.0f} s"
         else:
-            died = f"ended with code {process.exitcode}: {last_line(log.read_text() if log.exists() else '')}"
+            ended = f"ended with code {process.exitcode}" if limit is None else f"stopped after {limit:.0f} s"
+            died = f"{ended}: {last_line(log.read_text() if log.exists() else '')}"
             reason = reason or said.get("reason", died)
     if reason:
         return {"status": "failed", "reason": reason}
@@ -318,6 +318,7 @@ def main() -> None:
         if arguments.parts and part.name not in ("machine", *arguments.parts):
             continue
         left, gpus = deadline - time.monotonic(), records.get("machine", {}).get("result", {}).get("gpus", 0)
+        limit = left if arguments.dry_run else min(part.seconds, left)
         if left < (0 if arguments.dry_run else arguments.least):
             records[part.name] = {"status": "skipped", "reason": "no time was left"}
         elif arguments.dry_run and part.name.endswith(", compile"):
@@ -325,12 +326,11 @@ def main() -> None:
         elif part.ranks > 1 and not arguments.dry_run and gpus < part.ranks:
             records[part.name] = {"status": "skipped", "reason": f"it needs {part.ranks} GPUs, and there is {gpus}"}
         else:
-            records[part.name] = do(part, min(part.seconds, left), arguments.out, context)
+            records[part.name] = do(part, limit, arguments.out, context)
             if part.name == "machine" and "fork" in records[part.name].get("reason", ""):
-                context = multiprocessing.get_context(
-                    "spawn"
-                )  # an import has touched the GPU: slower to start, but safe
-                records[part.name] = do(part, min(part.seconds, left), arguments.out, context)
+                # an import has touched the GPU: processes that import everything themselves are slower, but safe
+                context = multiprocessing.get_context("spawn")
+                records[part.name] = do(part, limit, arguments.out, context)
         write(records, settings, arguments.out)
         one = records[part.name]
         print(f"{time.monotonic() - began:5.0f} s  {part.name}: {one['status']} {one.get('reason', '')}", flush=True)

@@ -74,9 +74,9 @@ def test_a_part_that_fails_is_recorded(work: Any, argument: Any, reason: str, tm
 
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 def test_nothing_outlives_the_time_of_a_part(tmp_path: Path) -> None:
-    command = f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"
+    command = f"echo at work; sleep 60 & echo $! > {tmp_path / 'pid'}; wait"
     record = do(Part("a part", 2.0, os.system, command), 2.0, tmp_path, server([]))
-    assert record["reason"] == "stopped after 2 s"
+    assert record["reason"] == "stopped after 2 s: at work"
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     assert not status.exists() or "State:\tZ" in status.read_text()
 
