@@ -128,14 +128,15 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
     eps = optimizer.adam_eps
     if (
         optimizer.kind == "adam"
+        and before is not None
         and eps > _NEGLIGIBLE_EPS
-        and not (before and math.isclose(eps, before.adam_eps * root))
+        and not math.isclose(eps, before.adam_eps * root)
     ):
         yield _warning(
             "adam_eps",
             f"optimizer.adam_eps {eps:g}",
-            "the square root rule takes Adam's epsilon to be negligible beside the gradients",
-            "let it follow the batch with --scaling.adam-eps sqrt, or set --optimizer.adam-eps 1e-8",
+            "Adam adds it to the length of gradients, which grows as batches get smaller",
+            "let it follow the batch, without --scaling.adam-eps none, or set --optimizer.adam-eps 1e-8",
         )
 
 

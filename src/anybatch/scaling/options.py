@@ -38,8 +38,8 @@ class Rules:
     """Keep the age of delayed and asynchronous data in environment steps."""
     max_grad_norm: WithNoise = "none"
     """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it."""
-    adam_eps: WithNoise = "none"
-    """Multiply Adam's epsilon by sqrt(c), as its denominator grows, or leave it."""
+    adam_eps: WithNoise = "sqrt"
+    """Multiply Adam's epsilon by sqrt(c), as its denominator grows, if it is above the usual 1e-8; or leave it."""
     adaptive_step: bool = True
     """Keep how fast a step size that follows kl_target changes, and the KL divergences that depend on the batch."""
     noise_scale: float | None = None

@@ -85,7 +85,7 @@ def scale(
     auxiliary: bool = True,
     staleness: bool = True,
     max_grad_norm: WithNoise = "none",
-    adam_eps: WithNoise = "none",
+    adam_eps: WithNoise = "sqrt",
     adaptive_step: bool = True,
     noise_scale: float | None = None,
     epochs: Epochs = "at-once",
@@ -108,7 +108,7 @@ def scale(
         staleness: multiply the delay of a delayed source, and the maximal lag of an asynchronous one, by c, rounded to
             a whole number of iterations and at least 1.
         max_grad_norm: beyond the paper: multiply the maximum norm of the gradient by sqrt(c).
-        adam_eps: multiply Adam's epsilon by sqrt(c).
+        adam_eps: multiply Adam's epsilon by sqrt(c) if it is above the usual 1e-8.
         adaptive_step: raise ``optimizer.kl_factor`` to the power 1/c; and divide ``optimizer.kl_target`` and
             ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
         noise_scale: in samples: step sizes saturate there; None takes it to be far above both batches.

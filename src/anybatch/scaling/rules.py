@@ -18,6 +18,7 @@ from anybatch.scaling.options import Rules
 
 TOLERANCE = 0.01
 """Relative error of rounding that is reported."""
+_USUAL_EPS = 1e-8  # only prevents division by zero
 
 
 def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> list[Change]:
@@ -65,7 +66,7 @@ def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
         limit, why = optimizer.max_grad_norm, f"as many gradients are clipped: their {noise}"
         after = limit if math.isinf(limit) else single.max_grad_norm(limit, divide_batch_by=c)
         changes.append(Change("optimizer.max_grad_norm", limit, after, rule, why))
-    if rules.adam_eps == "sqrt" and optimizer.kind == "adam":
+    if rules.adam_eps == "sqrt" and optimizer.kind == "adam" and optimizer.adam_eps > _USUAL_EPS:
         after, why = single.adam_eps(optimizer.adam_eps, divide_batch_by=c), f"beside gradients whose {noise}"
         changes.append(Change("optimizer.adam_eps", optimizer.adam_eps, after, rule, why))
     return changes
