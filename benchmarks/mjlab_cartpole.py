@@ -112,10 +112,11 @@ ARMS: dict[str, tuple[str, Callable[[Job], dict[str, Any]]]] = {
     "ewma-adaptive": ("PPO-EWMA, KL-adaptive", ewma_adaptive),
     "rule": ("PPO-EWMA, the rule", lambda job: fixed(job, 5, 4)),
     "rule-1-epoch": ("PPO-EWMA, 1 epoch, the rule", lambda job: fixed(job, 1, 16)),
+    "rule-log-std": ("PPO-EWMA, the rule, log std", lambda job: fixed(job, 5, 4)),
     "unscaled": ("PPO-EWMA, nothing scaled", lambda job: fixed(job, 5, 4, scaled=False)),
 }
 """Label, and the arguments of the algorithm that differ from mjlab's."""
-TUNED = {"rule": 3e-3, "unscaled": 3e-3}
+TUNED = {"rule": 3e-3, "rule-log-std": 3e-3, "unscaled": 3e-3}
 """Step sizes of the ladder, from the queue ``tune``, in which one epoch learned too slowly to be compared."""
 
 
@@ -135,7 +136,7 @@ def tune(seeds: int) -> Iterator[Job]:
 
 def ladder(seeds: int) -> Iterator[Job]:
     for seed in range(seeds):
-        for arm in ("ppo", "ewma-adaptive", "rule", "unscaled"):
+        for arm in ("ppo", "ewma-adaptive", "rule", "rule-log-std", "unscaled"):
             for envs in ENVS:
                 source = "rule" if envs == ENVS[0] and arm == "unscaled" else arm  # the same run
                 yield Job(TASKS[0], source, envs, seed, TUNED.get(arm, 0.0))
@@ -169,6 +170,8 @@ def train(job: Job) -> str:
     env = Recorded(ManagerBasedRlEnv(cfg=environment, device="cpu"), clip_actions=settings.clip_actions)
     config = asdict(settings)
     config["algorithm"] |= ARMS[job.arm][1](job)
+    if job.arm == "rule-log-std":
+        config["actor"]["distribution_cfg"]["std_type"] = "log"  # mjlab's is the standard deviation itself
     torch.manual_seed(job.seed)
     runner = MjlabOnPolicyRunner(env, config, None, "cpu")
     rows = []
@@ -245,7 +248,7 @@ def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
                     rewards = np.array(list(runs.values()))[:, :, 2]
                     steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
                     mean, spread = rewards.mean(0), standard_error(rewards)
-                    panel.plot(steps, mean, color=color, label=f"{envs} environments, {len(runs)} seeds")
+                    panel.plot(steps, mean, color=color, label=f"{envs} environments, seeds: {len(runs)}")
                     panel.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
             panel.set_title(label, fontsize=9)
             panel.legend(fontsize=7)
