@@ -241,7 +241,7 @@ def draw() -> None:
 def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
     """A panel for each arm, a line for each number of environments."""
     labels = [label for name, (label, _) in ARMS.items() if any(label == key[1] for key in curves)]
-    with figure(RESULTS / "ladder.png", len(labels), columns=3, label="reward a step") as axes:
+    with figure(RESULTS / "ladder.png", len(labels), columns=4, width=3.2, height=2.8, label="reward a step") as axes:
         for panel, label in zip(axes, labels, strict=True):
             for envs, color in zip(ENVS, gradient(len(ENVS)), strict=True):
                 if runs := curves.get((TASKS[0], label, envs)):
@@ -251,7 +251,8 @@ def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
                     panel.plot(steps, mean, color=color, label=f"{envs} environments, seeds: {len(runs)}")
                     panel.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
             panel.set_title(label, fontsize=9)
-            panel.legend(fontsize=7)
+            panel.set_ylim(-0.012, 0.052)  # room for the legend
+            panel.legend(fontsize=7, loc="lower right")
             in_millions(panel)
 
 
