@@ -128,7 +128,7 @@ def ladder_quick() -> Suite:
     """Batches down to 4 environments, ablations at the smallest one, on the tasks that are fast to simulate."""
     suite = cut(_suite(), tuple(name for name in TASKS if name not in _FULL_ONLY))
     seeds = {"default": 6, "noise-gap": 1}
-    duration = "about 20 minutes"
+    duration = "about 15 minutes, an estimate"
     return replace(suite, divisors=(1, 4, 16), ablation_divisors=(16,), seeds=seeds, duration=duration)
 
 
