@@ -1,4 +1,4 @@
-"""What the benchmarks share: facts about the machine, peak memory, lines of JSON, standard errors.
+"""What the benchmarks share: facts about the machine, peak memory, lines of JSON.
 
 Nothing here imports torch before it is needed: a child process first chooses its cores and threads.
 """
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import platform
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import numpy as np
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "performance"
@@ -83,11 +79,6 @@ def peak_memory_mib() -> float:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 1024)
-
-
-def standard_error(values: np.ndarray) -> Any:
-    """Standard error of the mean over seeds, the first axis; NaN of a single one."""
-    return values.std(0, ddof=1) / len(values) ** 0.5 if len(values) > 1 else values[0] * math.nan
 
 
 def _cpu_info() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench_limits import Passes, passes
+from bench_limits import passes
 from bench_run import Spec, configuration
 
 
@@ -59,8 +59,8 @@ def _fraction(result: dict[str, Any], measured: dict[str, Any]) -> str:
         return ""
     spec = Spec(**result["spec"])
     forward, both = (max(x[kind] for when in networks for x in when.values()) for kind in ("forward", "both"))
-    count = passes(configuration(spec, 1, spec.steps))
-    return f"{result['rate'] / (spec.ranks * Passes(count.forward, count.both).limit(forward, both)):.2f}"
+    limit = passes(configuration(spec, 1, spec.steps)).limit(forward, both)
+    return f"{result['rate'] / (spec.ranks * limit):.2f}"
 
 
 def _phase(records: dict[str, Any]) -> str:

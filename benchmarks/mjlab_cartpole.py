@@ -32,10 +32,10 @@ import numpy as np
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma
 from anybatch.reproduce.plots import figure, in_millions
+from anybatch.reproduce.statistics import band
 from anybatch.reproduce.style import gradient
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.scaling.frameworks import translate
-from bench_common import standard_error
 
 RESULTS = Path(__file__).parent.parent / "results" / "mjlab"
 TASKS = ("Balance", "Swingup")
@@ -227,7 +227,7 @@ def draw() -> None:
         for (task, label, envs), runs in curves.items():
             rewards = np.array(list(runs.values()))[:, :, 2]
             ends, means = rewards[:, -LAST:].mean(1), rewards.mean(1)
-            numbers = " | ".join(f"{x.mean():.4f} ± {standard_error(x):.4f}" for x in (ends, means))
+            numbers = " | ".join(f"{x.mean:.4f} ± {x.sem:.4f}" for x in map(band, (ends, means)))
             lines.append(f"| {task} | {label} | {envs} | {numbers} | {len(runs)} |")
             for seed, rows in runs.items():
                 steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
@@ -247,7 +247,7 @@ def draw_ladder(curves: dict[Key, dict[int, np.ndarray]]) -> None:
                 if runs := curves.get((TASKS[0], label, envs)):
                     rewards = np.array(list(runs.values()))[:, :, 2]
                     steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
-                    mean, spread = rewards.mean(0), standard_error(rewards)
+                    mean, _, spread = band(rewards)
                     panel.plot(steps, mean, color=color, label=f"{envs} environments, seeds: {len(runs)}")
                     panel.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
             panel.set_title(label, fontsize=9)

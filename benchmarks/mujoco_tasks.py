@@ -26,7 +26,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
 from anybatch.reproduce.plots import BLACK, BLUE, figure, in_millions
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch, read_result, result_path
-from bench_common import standard_error
+from anybatch.reproduce.statistics import band
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "InvertedPendulum-v4", "InvertedDoublePendulum-v4")
@@ -106,14 +106,14 @@ def finished(queue: str) -> dict[str, list[RunResult]]:
 
 def last(results: list[RunResult]) -> tuple[float, float]:
     """Mean and standard error over seeds of the last 100 episodes."""
-    values = np.array([result.columns["mean_episode_return"][-1] for result in results])
-    return float(values.mean()), float(standard_error(values))
+    values = band([result.columns["mean_episode_return"][-1] for result in results])
+    return float(values.mean), float(values.sem)
 
 
 def area(results: list[RunResult]) -> tuple[float, float]:
     """Mean and standard error over seeds of the mean return of all evaluations during training."""
-    values = np.array([np.nanmean(result.columns["eval_return"][1:]) for result in results])
-    return float(values.mean()), float(standard_error(values))
+    values = band([np.nanmean(result.columns["eval_return"][1:]) for result in results])
+    return float(values.mean), float(values.sem)
 
 
 def draw() -> None:
@@ -156,7 +156,8 @@ def curve(runs: list[RunResult]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Environment steps, and mean and standard error of the returns at them."""
     steps = runs[0].columns["env_steps"]
     returns = np.array([np.interp(steps, r.columns["env_steps"], r.columns["mean_episode_return"]) for r in runs])
-    return steps, returns.mean(0), standard_error(returns)
+    mean, _, sem = band(returns)
+    return steps, mean, sem
 
 
 def draw_published(results: dict[str, list[RunResult]]) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce.stacked.stack import RunResult, run_stacked
+from anybatch.reproduce.statistics import band
 from anybatch.scaling import center_of_mass_of_ppo
-from bench_common import standard_error
 
 TASKS = {
     "CartPole": ("envpool:CartPole-v1", 50_000),
@@ -107,10 +107,9 @@ def report(rows: list[dict[str, object]]) -> None:
     print(f"{rows[0]['task']}, {rows[0]['setting']}")
     kls = {m: float(column(m, "kl").mean()) for m in (0.0, *MULTIPLES)}
     for m in kls:
-        returns, clipped = column(m, "last_half"), column(m, "clip_fraction").mean()
-        error = standard_error(returns)
+        returns, clipped = band(column(m, "last_half")), column(m, "clip_fraction").mean()
         name = "PPO" if m == 0 else f"EWMA x {m:g}"
-        print(f"  {name:12} KL {kls[m]:.5f}  clipped {clipped:6.1%}  return {returns.mean():8.2f} +- {error:.2f}")
+        print(f"  {name:12} KL {kls[m]:.5f}  clipped {clipped:6.1%}  return {returns.mean:8.2f} +- {returns.sem:.2f}")
     target = kls.pop(0.0)
     print(f"  the KL is PPO's at x {crossing(kls, target):.2f}", flush=True)
 
