@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import io
 import itertools
 import os
 import time
@@ -41,13 +40,13 @@ from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ScalingWarning
 from anybatch.reproduce.plots import figure
-from anybatch.reproduce.results import curve_points
+from anybatch.reproduce.results import curve_points, write_rows
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch
 from anybatch.reproduce.statistics import mean_difference, normalized
 from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import center_of_mass_of_ppo, scale
-from anybatch.system.atomic_files import write_bytes, write_text
+from anybatch.system.atomic_files import write_text
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "beyond-the-paper"
@@ -217,14 +216,11 @@ def score(task: str, result: RunResult) -> dict[str, Any]:
 
 def write(queue: str, found: Sequence[dict[str, Any]]) -> None:
     """Scores of a queue, and its curves."""
-    text = io.StringIO()
-    points = [f"at_{i + 1}" for i in range(AT.points)]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*FIELDS, *points])
+    rows: list[list[object]] = [[*FIELDS, *(f"at_{i + 1}" for i in range(AT.points))]]
     for row in found:
         cells = [f"{row[name]:.6g}" if isinstance(row[name], float) else row[name] for name in FIELDS]
-        writer.writerow([*cells, *(f"{x:.5g}" for x in row["curve"])])
-    write_bytes(RESULTS / f"{queue}.csv.gz", gzip.compress(text.getvalue().encode(), mtime=0))
+        rows.append([*cells, *(f"{x:.5g}" for x in row["curve"])])
+    write_rows(RESULTS / f"{queue}.csv.gz", rows)
 
 
 def read(queue: str) -> list[dict[str, Any]]:

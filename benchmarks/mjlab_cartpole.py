@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import os
 import time
 from collections import defaultdict
@@ -32,6 +31,7 @@ import numpy as np
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma
 from anybatch.reproduce.plots import figure, in_millions
+from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.statistics import band
 from anybatch.reproduce.style import gradient
 from anybatch.scaling import center_of_mass_of_ppo, scale
@@ -221,18 +221,17 @@ def draw() -> None:
         f"| task | arm | environments | reward a step, last {LAST} of {ITERATIONS} intervals | whole run | seeds |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    with gzip.open(RESULTS / "curves.csv.gz", "wt", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("task", "arm", "environments", "seed", "env_steps", *COLUMNS[2:]))
-        for (task, label, envs), runs in curves.items():
-            rewards = np.array(list(runs.values()))[:, :, 2]
-            ends, means = rewards[:, -LAST:].mean(1), rewards.mean(1)
-            numbers = " | ".join(f"{x.mean:.4f} ± {x.sem:.4f}" for x in map(band, (ends, means)))
-            lines.append(f"| {task} | {label} | {envs} | {numbers} | {len(runs)} |")
-            for seed, rows in runs.items():
-                steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
-                values = ([f"{x:.5g}" for x in row[2:]] for row in rows)
-                writer.writerows((task, label, envs, seed, n, *x) for n, x in zip(steps, values, strict=True))
+    written: list[tuple[object, ...]] = [("task", "arm", "environments", "seed", "env_steps", *COLUMNS[2:])]
+    for (task, label, envs), runs in curves.items():
+        rewards = np.array(list(runs.values()))[:, :, 2]
+        ends, means = rewards[:, -LAST:].mean(1), rewards.mean(1)
+        numbers = " | ".join(f"{x.mean:.4f} ± {x.sem:.4f}" for x in map(band, (ends, means)))
+        lines.append(f"| {task} | {label} | {envs} | {numbers} | {len(runs)} |")
+        for seed, rows in runs.items():
+            steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
+            values = ([f"{x:.5g}" for x in row[2:]] for row in rows)
+            written += [(task, label, envs, seed, n, *x) for n, x in zip(steps, values, strict=True)]
+    write_rows(RESULTS / "curves.csv.gz", written)
     (RESULTS / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     draw_ladder({key: runs for key, runs in curves.items() if key[0] == TASKS[0]})

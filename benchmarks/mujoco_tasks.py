@@ -12,8 +12,6 @@ Batches of 64 environments to 1 are compared by ``anybatch reproduce run invaria
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ import torch
 from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo_ewma_mujoco, ppo_mujoco
 from anybatch.reproduce.plots import BLACK, BLUE, figure, in_millions
+from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch, read_result, result_path
 from anybatch.reproduce.statistics import band
 
@@ -142,14 +141,13 @@ def draw() -> None:
 
 
 def write_curves(results: dict[str, dict[str, list[RunResult]]]) -> None:
-    with gzip.open(RESULTS / "curves.csv.gz", "wt", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("queue", "label", "seed", "env_steps", "return"))
-        for queue, by_label in results.items():
-            for label, runs in by_label.items():
-                for one in runs:
-                    rows = zip(one.columns["env_steps"], one.columns[QUEUES[queue].column], strict=True)
-                    writer.writerows((queue, label, one.seed, f"{x:.7g}", f"{y:.7g}") for x, y in rows if y == y)
+    written: list[tuple[object, ...]] = [("queue", "label", "seed", "env_steps", "return")]
+    for queue, by_label in results.items():
+        for label, runs in by_label.items():
+            for one in runs:
+                rows = zip(one.columns["env_steps"], one.columns[QUEUES[queue].column], strict=True)
+                written += [(queue, label, one.seed, f"{x:.7g}", f"{y:.7g}") for x, y in rows if y == y]
+    write_rows(RESULTS / "curves.csv.gz", written)
 
 
 def curve(runs: list[RunResult]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +12,11 @@ from scipy.stats import t
 
 from anybatch.reproduce import style, van_elteren
 from anybatch.reproduce.plots import BLACK, figure, in_millions
-from anybatch.reproduce.results import fill_gaps
+from anybatch.reproduce.results import fill_gaps, write_rows
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.progress import read_progress
-from anybatch.system.atomic_files import write_bytes, write_text
+from anybatch.system.atomic_files import write_text
 from procgen_invariance_jobs import (
     ADJUSTED,
     ARMS,
@@ -77,17 +74,15 @@ def read_finished(job: Job, runs: Path) -> Finished:
 
 def write_curves(path: Path, finished: dict[Job, Finished]) -> None:
     """Write a row for each run and part; equal curves give equal bytes."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
+    rows: list[list[object]] = [
         ["game", "arm", "seed", "env_steps", "episodes", "return", "mean_episode_return", "mean_episode_return_400"]
-    )
+    ]
     for job, run in finished.items():
         for part in range(BINS):
             steps = round((part + 1) * TOTAL / BINS)
             values = (f"{column[part]:.4f}" for column in (run.returns, run.logged, run.logged_400))
-            writer.writerow([job.game, job.arm, job.seed, steps, run.episodes[part], *values])
-    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+            rows.append([job.game, job.arm, job.seed, steps, run.episodes[part], *values])
+    write_rows(path, rows)
 
 
 class Comparison(NamedTuple):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import io
 import itertools
 import math
 import os
@@ -38,11 +37,12 @@ from anybatch.config.schema import TrainConfig
 from anybatch.presets import ppo
 from anybatch.reproduce import van_elteren
 from anybatch.reproduce.plots import figure
+from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked import RunResult, launch
 from anybatch.reproduce.statistics import band, normalized
 from anybatch.reproduce.style import COLORS, LABELS, NORMALIZED, legend
 from anybatch.reproduce.tables import markdown
-from anybatch.system.atomic_files import write_bytes, write_text
+from anybatch.system.atomic_files import write_text
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = {
@@ -201,12 +201,9 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
 
 
 def write_scores(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
     numbers = ("return", "score")
-    writer.writerows({**row, **{name: f"{row[name]:.6g}" for name in numbers}} for row in rows)
-    write_bytes(path, gzip.compress(text.getvalue().encode(), mtime=0))
+    cells = ([f"{row[name]:.6g}" if name in numbers else row[name] for name in FIELDS] for row in rows)
+    write_rows(path, [FIELDS, *cells])
 
 
 def scores_of(rows: Sequence[dict[str, Any]], **wanted: Any) -> np.ndarray:
