@@ -70,13 +70,24 @@ def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "total_env_steps is 100" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", [["--help"], ["scale", "--help"], ["reproduce", "list"]])
-def test_a_reader_that_closes_the_output(command: list[str]) -> None:
+def test_a_reader_that_closes_the_output(command: list[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     reader, writer = os.pipe()
     os.close(reader)
     run = subprocess.run([sys.executable, "-m", "anybatch", *command], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (run.returncode, run.stderr) == (1, b"")
+
+
+def test_another_broken_pipe_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(arguments: list[str]) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("anybatch.cli.scale.main", broken)
+    assert main(["scale"]) == 1
+    assert capsys.readouterr().err == "anybatch: [Errno 32] Broken pipe\n"
 
 
 def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

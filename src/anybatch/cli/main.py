@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import sys
 import traceback
 import warnings
@@ -63,17 +64,17 @@ def _main(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # also after --help, which raises SystemExit
     except (ConfigError, CheckpointError) as error:
         if launcher_rank() == 0:  # all data-parallel workers have the same error
             print(f"anybatch: {error}", file=sys.stderr)
         return BAD_INPUT
-    except BrokenPipeError:  # the reader of the output has gone, such as head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest at the end
-        return FAILED
     except (AnybatchError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            return FAILED
         worker = f" (worker {launcher_rank()})" if started_by_launcher() else ""
         print(f"anybatch{worker}: {error}", file=sys.stderr)
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
@@ -98,6 +99,16 @@ def _run(arguments: list[str]) -> int:
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output any more, such as head; then the rest of it, written at the end, goes nowhere."""
+    output = select.poll()
+    output.register(1, 0)
+    if not output.poll(0):  # errors alone
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def _users_part(error: BaseException) -> BaseException:
