@@ -68,7 +68,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
         axis.set_xscale("log")
         axis.set_xlabel("samples of a gradient step at the default batch / noise scale")
         axis.xaxis.set_minor_formatter("")
-        axis.legend(loc="upper left", fontsize=7)
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
         places = {suite.labels[task]: ratio(suite, results, task) for task in tasks_of(suite)}
         _label(axis, {label: place for label, place in places.items() if math.isfinite(place)})
     return [path]
