@@ -11,10 +11,10 @@ iterations that end at these points.
 Runs of one shape are trained together, as a stack (:mod:`anybatch.reproduce.stacked`). Nothing is chosen by these
 runs: step sizes are the ladder's, divided by the square root of the number of epochs.
 
-Queues: ``epochs`` (3 epochs, 1/16 of the batch; ``epochs_4``, ``epochs_64``, ``epochs_10``: 1/4, 1/64, 10 epochs),
-``momentum`` (Adam's betas),
-``coupled`` (plain PPO), ``gradients`` (maximum norm, Adam's epsilon), ``adaptive`` (step size by KL), ``critical``
-(larger batches).
+Queues: ``epochs`` (3 epochs, 1/16 of the batch; ``epochs_4``, ``epochs_64``, ``epochs_10``, ``epochs_lander``: 1/4,
+1/64, 10 epochs, LunarLander for all its steps), ``momentum`` (Adam's betas), ``coupled`` (plain PPO), ``gradients``
+(maximum norm, Adam's epsilon), ``adaptive`` (step size by KL), ``stopping`` (epochs stopped by KL, runs of the ordinary
+trainer), ``critical`` (larger batches).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import curve_points, write_rows
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch
 from anybatch.reproduce.statistics import mean_difference, normalized
-from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
+from anybatch.reproduce.suites.ladder_tasks import ENV_STEPS, TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.system.atomic_files import write_text
@@ -99,7 +99,9 @@ def scaled(config: TrainConfig, c: float, **rules: Any) -> TrainConfig:
 TASKS_HERE = ("catch", "acrobot", "cartpole", "pendulum")
 NOISE_SCALES = {"acrobot": 490.0, "cartpole": 1435.0, "catch": 4880.0}
 """Noise scale of Adam's update in samples, median over the run at the tuned batch."""
-STACK = {"evaluations": AT, "statistics": True, "rows": 2}
+STACK: dict[str, Any] = {"evaluations": AT, "statistics": True, "rows": 2}
+SINGLE: dict[str, Any] = {"launcher": "single", "rows": None}
+"""Stacked runs make equal numbers of passes, and so do not stop them."""
 
 
 def on_ladder(
@@ -130,6 +132,12 @@ def epochs_64() -> Iterator[Job]:
 
 def epochs_10() -> Iterator[Job]:
     return epochs(10, tasks=TASKS_HERE[:2])
+
+
+def epochs_lander() -> Iterator[Job]:
+    """A harder task, for as many environment steps as the ladder has."""
+    for job in epochs(tasks=("lunar-lander",)):
+        yield replace(job, config=override(job.config, {"total_env_steps": ENV_STEPS}))
 
 
 def momentum() -> Iterator[Job]:
@@ -163,6 +171,21 @@ def adaptive() -> Iterator[Job]:
         yield from on_ladder("adaptive", task, "kl_target 0.005", config, (1, 16), "adaptive_step")
 
 
+def stopping() -> Iterator[Job]:
+    """4 epochs that a KL divergence stops, from the policy before the iteration and from the EWMA.
+
+    The step size is 8 times as large as for other queues, so that most iterations of the tuned batch are stopped.
+    """
+    for task, proximal in itertools.product(TASKS_HERE[:2], ("behavior", "ewma")):
+        config = several_epochs(task, "clip", 4, proximal)
+        changes = {"optimizer.step_size": 8 * config.optimizer.step_size, "kl_stop": 0.003}
+        evaluation = {"eval.every": config.total_env_steps // AT.points, "eval.episodes": AT.episodes}
+        setting = "PPO, kl_stop 0.003" if proximal == "behavior" else "clip, kl_stop 0.003"
+        stopped = override(config, changes | evaluation)
+        jobs = list(on_ladder("stopping", task, setting, stopped, (1, 16), "adaptive_step"))
+        yield from jobs[: 3 if proximal == "behavior" else 2]  # the rule changes nothing with an EWMA
+
+
 def critical() -> Iterator[Job]:
     """Batches of 1,024 and 4,096 samples a step: the square root rule, the saturating one, and no rule."""
     for task, noise_scale in NOISE_SCALES.items():
@@ -178,7 +201,11 @@ def critical() -> Iterator[Job]:
 
 
 QUEUES = {
-    f.__name__: f for f in (epochs, momentum, gradients, epochs_10, coupled, epochs_4, epochs_64, adaptive, critical)
+    f.__name__: f
+    for f in (
+        *(epochs, epochs_4, epochs_64, epochs_10, epochs_lander),
+        *(momentum, gradients, coupled, adaptive, stopping, critical),
+    )
 }
 
 
@@ -190,7 +217,8 @@ def run(queues: Iterable[str], runs: Path) -> None:
         for (task, setting), group in itertools.groupby(QUEUES[queue](), lambda job: (job.task, job.setting)):
             planned = [(job, seed) for job in group for seed in job.seeds]
             configs, seeds = [job.config for job, _ in planned], [seed for _, seed in planned]
-            results = launch(configs, seeds, runs, **STACK)
+            how = SINGLE if configs[0].optimizer.kl_stop is not None else STACK
+            results = launch(configs, seeds, runs, **how)
             found += [row(job, result) for (job, _), result in zip(planned, results, strict=True)]
             seconds = time.process_time() - start
             print(f"{queue}: {task}, {setting}; {seconds:.0f} s of processor time", flush=True)

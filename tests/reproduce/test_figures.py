@@ -167,7 +167,7 @@ def test_reported_seeds_are_far_from_those_of_the_search() -> None:
 def test_ladder_suite_is_many_kinds_of_tasks_and_short_iterations() -> None:
     assert len({task.family for task in TASKS.values()}) == 6
     for config in LADDER.invariance.values():
-        assert config.env.num_envs == 64 and config.iteration_batch <= 0.0025 * config.total_env_steps
+        assert config.env.num_envs == 64 and config.iteration_batch <= 0.005 * config.total_env_steps
         # evaluations are at the same numbers of environment steps at every batch size
         assert config.total_env_steps % (LADDER.points * config.iteration_batch / 2) == 0
     quick = SUITES["ladder", "quick"]()
@@ -175,7 +175,7 @@ def test_ladder_suite_is_many_kinds_of_tasks_and_short_iterations() -> None:
     assert sorted(x for variant, x in groups if variant == "all") == [1, 4, 16]
     assert [x for variant, x in groups if variant == "no-adam-step"] == [16]
     assert ("no-policy-iterations", 16) in groups and ("no-ewma", 1) in groups
-    assert quick.evaluations is not None and "doorkey" not in quick.invariance and quick.betas == ()
+    assert quick.evaluations is not None and "minigrid" not in quick.invariance and quick.betas == ()
 
 
 def test_cut() -> None:
