@@ -111,7 +111,7 @@ def on_ladder(
     off, on = {"epochs": ("at-once", "spread"), "adaptive_step": (False, True)}.get(rule, ("none", "sqrt"))
     for c, value in itertools.product(divisors, (off, on)):
         if c != 1 or value == off:
-            name = {False: "left", True: "followed"}.get(value, value)
+            name = {"False": "left", "True": "followed"}.get(str(value), str(value))
             yield Job(queue, task, setting, name, c, scaled(config, c, **{rule: value}), SEEDS)
 
 

@@ -76,7 +76,7 @@ TASKS: dict[str, Task] = {
         "LunarLander-v3",
         -180,
         250,
-        1e-2,
+        0.0005,
         {"env.options": {"max_episode_steps": 500}},
     ),
     "catch": Task("Catch", "bsuite", "Catch-v0", -0.6, 1, 0.002),
@@ -95,7 +95,7 @@ TASKS: dict[str, Task] = {
     ),
     "frozen-lake": Task("FrozenLake", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.002),
     "minigrid": Task("MiniGrid Empty", "MiniGrid", "MiniGrid-Empty-Random-6x6-v0", 0.1, 0.97, 1e-2, _CATEGORIES),
-    "reacher": Task("Reacher", "MuJoCo", "Reacher-v4", -43, -4, 1e-2, _CONTINUOUS),
+    "reacher": Task("Reacher", "MuJoCo", "Reacher-v4", -43, -4, 0.004, _CONTINUOUS),
     "inverted-pendulum": Task(
         "InvertedPendulum",
         "MuJoCo",
