@@ -191,11 +191,12 @@ def critical() -> Iterator[Job]:
     for task, noise_scale in NOISE_SCALES.items():
         config = of_task(task)
         for c in (1, 1 / 4, 1 / 16):
-            for name, rules in {
+            of_rule: dict[str, dict[str, Any]] = {
                 "sqrt": {},
                 "saturating": {"noise_scale": noise_scale},
                 "none": {"adam_step": "none"},
-            }.items():
+            }
+            for name, rules in of_rule.items():
                 if c != 1 or name == "sqrt":
                     yield Job("critical", task, "larger batches", name, c, scaled(config, c, **rules), SEEDS)
 
