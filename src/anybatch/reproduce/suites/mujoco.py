@@ -1,7 +1,7 @@
-"""The MuJoCo suite: the batch ladder of ``ppo-ewma-mujoco`` on three tasks, by evaluations without lag.
+"""The MuJoCo suite: the batch ladder of ``ppo-ewma-mujoco`` on four tasks, by evaluations without lag.
 
 The step size is that of the preset, chosen on the seeds 900 to 903 (``benchmarks/mujoco_tasks.py``, queue ``tune``).
-Runs are a fifth of the usual million steps, so that all batch sizes fit into two hours of one core.
+Runs are a fifth of the usual million steps, so that all batch sizes fit into four hours of one core.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from anybatch.reproduce.suites.suite import Suite, cut, shortened
 _TASKS = {
     "half-cheetah": ("HalfCheetah", (-280.0, 1800.0)),
     "hopper": ("Hopper", (20.0, 2800.0)),
+    "walker2d": ("Walker2d", (0.0, 3000.0)),
     "inverted-double-pendulum": ("InvertedDoublePendulum", (60.0, 9350.0)),
 }
 """Label, and returns that count as 0 and 1: of a random policy, and of ``ppo-mujoco`` after 1M steps or the highest."""
@@ -23,7 +24,7 @@ def mujoco() -> Suite:
     """All batches from 64 environments to 1, with all rules and without each; 8 seeds."""
     return Suite(
         name="mujoco",
-        about="HalfCheetah, Hopper and InvertedDoublePendulum with ppo-ewma-mujoco, evaluations without lag",
+        about="HalfCheetah, Hopper, Walker2d and InvertedDoublePendulum with ppo-ewma-mujoco, evaluations without lag",
         labels={name: label for name, (label, _) in _TASKS.items()},
         ranges={name: limits for name, (_, limits) in _TASKS.items()},
         invariance={
