@@ -319,15 +319,16 @@ def summary_of(found: Sequence[dict[str, Any]]) -> str:
 def draw() -> None:
     """Tables of all queues that were trained, and the figure of the epochs."""
     found = {queue: read(queue) for queue in QUEUES}
-    epochs_found = [row for queue in found if queue.startswith("epochs") for row in found[queue]]
-    parts = {"epochs": epochs_found, **{queue: x for queue, x in found.items() if not queue.startswith("epochs")}}
+    together = ("epochs", "epochs_4", "epochs_64", "epochs_10")
+    epochs_found = [row for queue in together for row in found[queue]]
+    parts = {"epochs": epochs_found, **{queue: x for queue, x in found.items() if queue not in together}}
     for name, part in parts.items():
         if part:
             write_text(RESULTS / f"{name}.md", f"{summary_of(part)}\n\n{table_of(part)}\n")
             write_text(RESULTS / f"{name}-summary.md", f"{summary_of(part)}\n")
             print(f"{name}\n{summary_of(part)}\n")
     if epochs_found:
-        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found)))
+        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found + found["epochs_lander"])))
 
 
 def draw_figure(path: Path, lines: Sequence[dict[str, Any]]) -> None:
