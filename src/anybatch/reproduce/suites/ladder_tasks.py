@@ -4,7 +4,7 @@ An iteration of the default batch is 0.25% of a run (0.5% on MiniGrid), since ad
 once an iteration and learning takes several. Step sizes follow a rule: half of the smallest step size whose area under
 the curve at the default batch is within 0.05 of the best, on the seeds 901 to 904, which no reported number uses; see
 ``benchmarks/ladder_step_sizes.py`` and ``results/ladder-step-sizes``. CartPole and FrozenLake with PPG take those of
-PPO-EWMA; LunarLander, Reacher and both MiniGrid tasks have not been searched.
+PPO-EWMA; MiniGrid has not been searched.
 """
 
 from __future__ import annotations
