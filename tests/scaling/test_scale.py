@@ -381,6 +381,17 @@ def test_a_value_set_by_hand_where_no_rule_speaks_is_shown_too() -> None:
     assert changes[-1].rule == BY_HAND
 
 
+@pytest.mark.parametrize("field", ["optimizer.kl_target", "optimizer.kl_stop", "optimizer.max_grad_norm"])
+def test_an_option_that_is_switched_on_or_off_by_hand_is_shown(field: str) -> None:
+    off, on = ppg_ewma(**{field: None}), ppg_ewma(**{field: 0.25})
+    _, changes = scaling.rescale(off, num_envs=16, overrides={field: 0.25})
+    (line,) = [line.split() for line in scaling.table(changes).splitlines() if line.startswith(field)]
+    assert line[:3] == [field, "none", "0.25"]
+    _, changes = scaling.rescale(on, num_envs=16, overrides={field: None})
+    (line,) = [line.split() for line in scaling.table(changes).splitlines() if line.startswith(field)]
+    assert line[:3] == [field, "0.25", "none"]
+
+
 def test_table() -> None:
     _, changes = scaling.scale(ppg_ewma(), 256, adam_betas=True)
     lines = scaling.table(changes).splitlines()

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 
-Value: TypeAlias = int | float | tuple[float, float]
-"""Value of a scaled field."""
+Value: TypeAlias = int | float | tuple[float, float] | None
+"""Value of a scaled field; None where an option like ``optimizer.kl_stop`` is off."""
 
 ASKED, BY_HAND = "as asked", "by hand"
 """Rules of a change that was asked for, and of a value that replaces a rule's."""
@@ -49,7 +49,9 @@ def with_overrides(config: TrainConfig, changes: Iterable[Change], overrides: Ma
 
 
 def show(value: Value) -> str:
-    """Short text of a value: 3.125e-05; 0.9995885, 0.9999961."""
+    """Short text of a value: 3.125e-05; 0.9995885, 0.9999961; none."""
+    if value is None:
+        return "none"
     if isinstance(value, tuple):
         return ", ".join(f"{x:.7g}" for x in value)
     return str(value) if isinstance(value, int) else f"{value:.6g}"
