@@ -135,8 +135,10 @@ def epochs_10() -> Iterator[Job]:
 
 
 def epochs_lander() -> Iterator[Job]:
-    """A harder task, for as many environment steps as the ladder has."""
-    for job in epochs(tasks=("lunar-lander",)):
+    """A harder task, for as many environment steps as the ladder has, and with one epoch too."""
+    one = several_epochs("lunar-lander", "kl", 1)
+    single = (Job("epochs", "lunar-lander", "kl, 1 epoch", "at-once", c, scaled(one, c), SEEDS) for c in (1, 16))
+    for job in (*single, *epochs(tasks=("lunar-lander",))):
         yield replace(job, config=override(job.config, {"total_env_steps": ENV_STEPS}))
 
 
@@ -328,7 +330,8 @@ def draw() -> None:
             write_text(RESULTS / f"{name}-summary.md", f"{summary_of(part)}\n")
             print(f"{name}\n{summary_of(part)}\n")
     if epochs_found:
-        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found + found["epochs_lander"])))
+        several = [row for row in found["epochs_lander"] if row["setting"] != "kl, 1 epoch"]  # nothing to spread
+        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found + several)))
 
 
 def draw_figure(path: Path, lines: Sequence[dict[str, Any]]) -> None:
