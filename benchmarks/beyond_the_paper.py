@@ -107,12 +107,17 @@ SINGLE: dict[str, Any] = {"launcher": "single", "rows": None}
 def on_ladder(
     queue: str, task: str, setting: str, config: TrainConfig, divisors: Sequence[float], rule: str
 ) -> Iterator[Job]:
-    """The tuned batch, and others with each of the two values of a rule."""
-    off, on = {"epochs": ("at-once", "spread"), "adaptive_step": (False, True)}.get(rule, ("none", "sqrt"))
-    for c, value in itertools.product(divisors, (off, on)):
-        if c != 1 or value == off:
-            name = {"False": "left", "True": "followed"}.get(str(value), str(value))
-            yield Job(queue, task, setting, name, c, scaled(config, c, **{rule: value}), SEEDS)
+    """The tuned batch, and others with each of the two values of a rule; equal configurations once."""
+    named: dict[str, dict[str, Any]] = {
+        "epochs": {"at-once": "at-once", "spread": "spread"},
+        "adaptive_step": {"left": False, "followed": True},
+    }
+    values, tried = named.get(rule, {"none": "none", "sqrt": "sqrt"}), list[TrainConfig]()
+    for c, (name, value) in itertools.product(divisors, values.items()):
+        changed = scaled(config, c, **{rule: value})
+        if changed not in tried:  # a rule changes nothing at the tuned batch, some rules nothing at any
+            tried.append(changed)
+            yield Job(queue, task, setting, name, c, changed, SEEDS)
 
 
 def epochs(count: int = 3, divisors: Sequence[float] = (1, 16), tasks: Sequence[str] = TASKS_HERE) -> Iterator[Job]:
@@ -184,8 +189,7 @@ def stopping() -> Iterator[Job]:
         evaluation = {"eval.every": config.total_env_steps // AT.points, "eval.episodes": AT.episodes}
         setting = "PPO, kl_stop 0.003" if proximal == "behavior" else "clip, kl_stop 0.003"
         stopped = override(config, changes | evaluation)
-        jobs = list(on_ladder("stopping", task, setting, stopped, (1, 16), "adaptive_step"))
-        yield from jobs[: 3 if proximal == "behavior" else 2]  # the rule changes nothing with an EWMA
+        yield from on_ladder("stopping", task, setting, stopped, (1, 16), "adaptive_step")
 
 
 def critical() -> Iterator[Job]:
@@ -203,13 +207,9 @@ def critical() -> Iterator[Job]:
                     yield Job("critical", task, "larger batches", name, c, scaled(config, c, **rules), SEEDS)
 
 
-QUEUES = {
-    f.__name__: f
-    for f in (
-        *(epochs, epochs_4, epochs_64, epochs_10, epochs_lander),
-        *(momentum, gradients, coupled, adaptive, stopping, critical),
-    )
-}
+TOGETHER = (epochs, epochs_4, epochs_64, epochs_10)
+"""Queues that share a table."""
+QUEUES = {f.__name__: f for f in (*TOGETHER, epochs_lander, momentum, gradients, coupled, adaptive, stopping, critical)}
 
 
 def run(queues: Iterable[str], runs: Path) -> None:
@@ -321,7 +321,7 @@ def summary_of(found: Sequence[dict[str, Any]]) -> str:
 def draw() -> None:
     """Tables of all queues that were trained, and the figure of the epochs."""
     found = {queue: read(queue) for queue in QUEUES}
-    together = ("epochs", "epochs_4", "epochs_64", "epochs_10")
+    together = [queue.__name__ for queue in TOGETHER]
     epochs_found = [row for queue in together for row in found[queue]]
     parts = {"epochs": epochs_found, **{queue: x for queue, x in found.items() if queue not in together}}
     for name, part in parts.items():
@@ -330,13 +330,14 @@ def draw() -> None:
             write_text(RESULTS / f"{name}-summary.md", f"{summary_of(part)}\n")
             print(f"{name}\n{summary_of(part)}\n")
     if epochs_found:
-        several = [row for row in found["epochs_lander"] if row["setting"] != "kl, 1 epoch"]  # nothing to spread
-        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found + several)))
+        draw_figure(RESULTS / "epochs.png", list(compared(epochs_found + found["epochs_lander"])))
 
 
 def draw_figure(path: Path, lines: Sequence[dict[str, Any]]) -> None:
     """The gap of every task and setting, and the distance from the proximal policy, at once and spread out."""
-    names = [f"{TASKS[x['task']].label}, {x['setting']}, 1/{x['c']:g}" for x in lines if x["variant"] == "spread"]
+    spread = [(x["task"], x["setting"], x["c"]) for x in lines if x["variant"] == "spread"]
+    lines = [x for x in lines if (x["task"], x["setting"], x["c"]) in spread]  # one epoch has nothing to spread
+    names = [f"{TASKS[task].label}, {setting}, 1/{c:g}" for task, setting, c in spread]
     with figure(path, 2, width=4.2, height=0.6 + 0.2 * len(names)) as axes:
         for variant, color, label in (
             ("at-once", "tab:orange", "passes at once"),

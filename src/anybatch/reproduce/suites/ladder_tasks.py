@@ -44,7 +44,7 @@ _SHARED: dict[str, Any] = {
 _PHASES: dict[str, Any] = {"aux.policy_iterations": 4, "aux.minibatches": 4, "aux.epochs": 2}
 _CONTINUOUS: dict[str, Any] = {"observation.normalize": True, "entropy_coefficient": 0.0}
 _SHORT: dict[str, Any] = {"env.options": {"max_episode_steps": 200}}
-_CATEGORIES: dict[str, Any] = {
+_MINIGRID: dict[str, Any] = {
     "total_env_steps": 204_800,  # a run with the convolution of one-hot channels is ten times as slow
     "model.encoder": "small-conv",
     "model.options": {"channels": 8, "width": 32, "depth": 1, "categories": 11},
@@ -94,7 +94,7 @@ TASKS: dict[str, Task] = {
         },
     ),
     "frozen-lake": Task("FrozenLake", "toy text", "FrozenLake-v1", 0.015, 0.74, 0.002),
-    "minigrid": Task("MiniGrid Empty", "MiniGrid", "MiniGrid-Empty-Random-6x6-v0", 0.1, 0.97, 1e-2, _CATEGORIES),
+    "minigrid": Task("MiniGrid Empty", "MiniGrid", "MiniGrid-Empty-Random-6x6-v0", 0.1, 0.97, 1e-2, _MINIGRID),
     "reacher": Task("Reacher", "MuJoCo", "Reacher-v4", -43, -4, 0.004, _CONTINUOUS),
     "inverted-pendulum": Task(
         "InvertedPendulum",
