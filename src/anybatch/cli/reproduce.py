@@ -24,7 +24,7 @@ class StatusArguments:
 
     suite: Literal["laptop", "ladder", "mujoco", "procgen"] = "laptop"
     """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; mujoco: all batch sizes on
-    three MuJoCo tasks; procgen: the paper's runs."""
+    four MuJoCo tasks; procgen: the paper's runs."""
     budget: Literal["smoke", "quick", "full"] = "full"
     """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, to test that it runs."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()

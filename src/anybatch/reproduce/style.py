@@ -151,7 +151,11 @@ def draw_bars(axis: Any, names: Sequence[str], bars: Mapping[str, tuple[Array, A
         axis.bar(place, heights, 0.92 * width, color=color, label=label)
         if ends is not None:
             axis.vlines(place, *ends, color="0.35", lw=1)
-    axis.set_xticks(range(len(names)), names, rotation=0 if len(names) < 7 else 60)
+    axis.set_xticks(range(len(names)), names)
+    if len(names) * max(map(len, names)) > 60:  # side by side they would overlap
+        axis.tick_params("x", labelsize=8)
+        for label in axis.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
     axis.axhline(0, color="0.2", linewidth=0.8)
     axis.grid(visible=False, axis="x")
 
