@@ -16,6 +16,7 @@ from anybatch.reproduce.comparisons import (
     compare,
     different,
     equivalent,
+    next_larger,
     select,
 )
 from anybatch.reproduce.figures.equivalence import FIGURE, verdicts
@@ -75,6 +76,14 @@ def test_a_comparison_by_hand() -> None:
     variance = 12 / 11 * 0.01**2 * 13 / (12 * 11)
     assert compared[1].difference.error == pytest.approx(np.sqrt(2 * variance / 12))
     assert compared[0].difference.error == pytest.approx(np.sqrt(4 * variance / 12) / 2)
+
+
+def test_a_lag_of_the_default_batch_alone_is_in_the_first_comparison_with_the_next_larger_alone() -> None:
+    suite, results = made_up(all=0.1)  # the smaller batch is ahead by 0.1 on one of two tasks
+    again = {("all", task, 16): results["all", task, 4] for task in suite.invariance}  # a third batch like the second
+    family = next_larger(replace(suite, divisors=(1, 4, 16)), results | Results(again))
+    areas = [(one.divisor, one.difference.size) for one, _ in select(family, family, measure="area")]
+    assert areas == [(4, pytest.approx(0.05)), (16, pytest.approx(0.0))]
 
 
 def test_equivalence_fails_beyond_the_margin_and_without_enough_seeds() -> None:

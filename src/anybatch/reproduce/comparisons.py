@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeVar
 
 from anybatch.reproduce.finals import final_returns
@@ -27,7 +28,7 @@ DIFFERENCE_LEVEL = 0.001
 
 @dataclass(frozen=True)
 class Comparison:
-    """A smaller batch less the default batch of the same algorithm, in normalised return."""
+    """The normalised return of a smaller batch less that of a larger one, of the same algorithm."""
 
     variant: str
     divisor: int
@@ -50,8 +51,10 @@ def measures(suite: Suite) -> tuple[Measure, ...]:
     return ("area", "final") if suite.evaluations else ("final",)
 
 
-def compare(suite: Suite, results: Results, variant: str, divisor: int) -> list[Comparison]:
-    """Compare a batch size with the default one: each measure in the mean over tasks, then on each task.
+def compare(suite: Suite, results: Results, variant: str, divisor: int, reference: int = 1) -> list[Comparison]:
+    """Compare the default batch divided by ``divisor`` with that divided by ``reference``, in each measure.
+
+    In the mean over tasks first, then on each task.
 
     Ablation (d) is compared with its own default batch, that of the same algorithm without EWMA; the others change
     nothing there.
@@ -61,8 +64,10 @@ def compare(suite: Suite, results: Results, variant: str, divisor: int) -> list[
     for measure in measures(suite):
         for name, chosen in ((MEAN, tasks), *((task, (task,)) for task in tasks)):
             points = suite.points if measure == "area" else None
-            small, default = (final_returns(suite, results, variant, c, chosen, points=points) for c in (divisor, 1))
-            compared.append(Comparison(variant, divisor, measure, name, mean_difference(small, default)))
+            small, large = (
+                final_returns(suite, results, variant, c, chosen, points=points) for c in (divisor, reference)
+            )
+            compared.append(Comparison(variant, divisor, measure, name, mean_difference(small, large)))
     return compared
 
 
@@ -74,6 +79,13 @@ def tasks_of(suite: Suite, variant: str) -> tuple[str, ...]:
 def all_adjustments(suite: Suite, results: Results) -> list[Comparison]:
     """Every smaller batch with all adjustments."""
     return [one for divisor in suite.divisors[1:] for one in compare(suite, results, "all", divisor)]
+
+
+def next_larger(suite: Suite, results: Results) -> list[Comparison]:
+    """Every batch with all adjustments less the next larger one, in the mean over tasks."""
+    pairs = pairwise(suite.divisors)
+    compared = [one for large, small in pairs for one in compare(suite, results, "all", small, reference=large)]
+    return [one for one in compared if one.task == MEAN]
 
 
 def ablations(suite: Suite, results: Results) -> list[Comparison]:

@@ -19,6 +19,7 @@ from anybatch.reproduce.comparisons import (
     different,
     equivalent,
     measures,
+    next_larger,
     select,
 )
 from anybatch.reproduce.finals import final_returns, normalized_curves
@@ -82,7 +83,9 @@ def summary(suite: Suite, results: Results) -> list[str]:
         f"two one-sided Welch tests at {EQUIVALENCE_LEVEL:.0%}. Different: two-sided Welch test at "
         f"{DIFFERENCE_LEVEL:.1%}. Both with Holm's correction within a table. Undecided: too few seeds to show either. "
         "Intervals are of 90%.",
-        _mean_table(suite, mean),
+        _mean_table(suite, mean, f"− {suite.batch_label(1)}"),
+        "Each batch size less the next larger one. A lag of the default batch alone shows only in the first row.",
+        _mean_table(suite, next_larger(suite, results), "− the next larger"),
         _task_table(suite, by_task),
         *([_ablation_table(suite, ablated)] if ablated else []),
         f"Equivalence with other margins: in the mean over tasks (of {len(measures(suite))} measures), then the number "
@@ -99,13 +102,13 @@ def _cell(one: Comparison) -> str:
     return f"{one.difference.size:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
-def _mean_table(suite: Suite, family: Sequence[Comparison]) -> str:
+def _mean_table(suite: Suite, family: Sequence[Comparison], reference: str) -> str:
     words, rows = verdicts(family), []
     for divisor in suite.divisors[1:]:
         cells = [(_cell(one), word) for one, word in select(family, words, divisor=divisor)]
         rows.append([suite.batch_label(divisor), *(text for pair in cells for text in pair)])
     header = [text for measure in measures(suite) for text in (NAMES[measure], "verdict")]
-    return markdown([f"mean over tasks, − {suite.batch_label(1)}", *header], rows)
+    return markdown([f"mean over tasks, {reference}", *header], rows)
 
 
 def _task_table(suite: Suite, family: Sequence[Comparison]) -> str:
