@@ -65,9 +65,10 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
             label, color = suite.batch_label(divisor), colors[divisor]
             axis.errorbar(x, sizes, ends, fmt="o", ms=4, lw=1, color=color, label=label)
         axis.axhspan(-TASK_MARGIN, TASK_MARGIN, color="0.9", zorder=0)
-        axis.set_xscale("log")
+        axis.set_xscale("log", subs=(2, 5))
         axis.set_xlabel("samples of a gradient step at the default batch / noise scale")
-        axis.xaxis.set_minor_formatter("")
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=7)
         places = {suite.labels[task]: ratio(suite, results, task) for task in tasks_of(suite)}
         _label(axis, {label: place for label, place in places.items() if math.isfinite(place)})
