@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import demo_invariance
 from anybatch.cli.main import main
 from anybatch.config.io import override
 from anybatch.reproduce.registry import FIGURES
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +41,15 @@ def test_dry_run_says_what_the_paper_takes(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == text
     assert main([*command, "--games", "heist", "maze", "--seeds", "1", "--steps", "1000000"]) == 0
     assert "| 46 |" in re.sub(" +", " ", capsys.readouterr().out)
+    for reduced in ([], ["--budget", "smoke"], ["--seeds", "1"]):  # the time is that of the whole suite
+        assert main(["reproduce", "run", "all", "--suite", "ladder", "--dry-run", *reduced]) == 0
+        assert ("on two cores: " in capsys.readouterr().out) == (not reduced)
+
+
+def test_draw_tasks_without_ppg_from_tables_with_it(tmp_path: Path) -> None:
+    shutil.copy(RESULTS / "ladder-quick" / "invariance.csv.gz", tmp_path)
+    options = ["--suite", "ladder", "--budget", "quick", "--games", "cartpole", "--out", str(tmp_path)]
+    assert main(["reproduce", "draw", "figure2", *options]) == 0
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,12 @@ def test_dry_run_says_what_the_paper_takes(capsys: pytest.CaptureFixture[str]) -
         (["reproduce", "run", "all", "--seeds", "0", "--dry-run"], "seeds is 0, but must be at least 1"),
         (["reproduce", "run", "all", "--budget", "quick"], "budget is quick, but suite laptop has full or smoke"),
         (["reproduce", "run", "all", "--dry-run", "--steps-per-second", "0"], "steps-per-second is 0"),
+        (["reproduce", "run", "all", "--dry-run", "--steps-per-second", "nan"], "steps-per-second is nan"),
+        (["reproduce", "run", "all", "--processes", "-1"], "processes is -1, but must be at least 1"),
+        (["reproduce", "run", "figure1", "--suite", "ladder"], "suite ladder has no task for figure1"),
+        (["reproduce", "run", "figure1", "--games", "tall-catch"], "none of the chosen games is a task of figure1"),
+        (["reproduce", "draw", "all", "--out", __file__], "which is a file, but must be a folder"),
+        (["reproduce", "draw", "all", "--out", str(RESULTS / "ladder-quick")], "has results of the suite ladder"),
         (["reproduce", "draw", "staleness", "--out", "nowhere"], "does not exist; run the figure first"),
         (["report", "nowhere"], "'nowhere' is neither a folder of"),
     ],

@@ -103,6 +103,8 @@ def test_equivalence_fails_beyond_the_margin_and_without_enough_seeds() -> None:
         {key: replace(c, seeds=(1,), values=c.values[:1], diverged=(False,)) for key, c in results.curves.items()}
     )
     assert set(verdicts(all_adjustments(suite, few))) == {"undecided"}
+    judged = claims(suite, {"invariance": few, "linear-step": Results()})
+    assert not any(claim.holds for claim in judged) and "nan" not in judged[0].text
 
 
 def test_an_ablation_that_learns_faster_is_not_invariant_either() -> None:
@@ -122,9 +124,11 @@ def test_claims_hold_and_fail() -> None:
     assert list(verdict.values()) == [True, True, True, True, False], judged
     assert "(a) step size not adjusted" in judged[3].text and "Slow (lower)" in judged[3].text
     assert "area -0.150" in judged[3].text
+    assert "compared with 64 environments without EWMA, in" in judged[4].text
     suite, results = made_up(all=-0.3)
     judged = claims(suite, {"invariance": results, "linear-step": Results()})
     assert [claim.holds for claim in judged[:3]] == [False, False, False]
+    assert "tests on: the mean (lower), Slow (lower))" in judged[2].text
 
 
 def test_tables_and_picture(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -16,6 +17,9 @@ from anybatch.errors import ConfigError
 if TYPE_CHECKING:
     from anybatch.reproduce.results import ResultsFolder
     from anybatch.reproduce.suites.suite import Figure, Suite
+
+
+_CONTINUE = "not all runs are done; to continue, repeat the command"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ class StatusArguments:
         from anybatch.reproduce.results import ResultsFolder
 
         ending = "" if self.budget == "full" else f"-{self.budget}"
-        return ResultsFolder((self.out or Path("runs") / f"reproduce-{self.suite}{ending}").expanduser())
+        path = (self.out or Path("runs") / f"reproduce-{self.suite}{ending}").expanduser()
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"out is {str(path)!r}, which is a file, but must be a folder")
+        return ResultsFolder(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +108,7 @@ def main(arguments: list[str]) -> int:
             return _run(parsed, arguments)
         case DrawArguments() as parsed:
             suite = parsed.chosen()
-            figures = _figures(suite, parsed.figure)
+            figures = _figures(suite, parsed)
             _draw(suite, figures if parsed.figure == "all" else figures[-1:], parsed.results())
         case StatusArguments() as parsed:
             _print_status(parsed.chosen(), parsed.results())
@@ -114,28 +121,35 @@ def main(arguments: list[str]) -> int:
 
 def _run(parsed: RunArguments, arguments: list[str]) -> int:
     suite, folder = parsed.chosen(), parsed.results()
-    figures = _figures(suite, parsed.figure)
+    figures = _figures(suite, parsed)
+    if parsed.processes is not None and parsed.processes < 1:
+        raise ConfigError(f"processes is {parsed.processes}, but must be at least 1")
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
-    from anybatch.reproduce.manifest import add_command
+    from anybatch.reproduce.manifest import add_command, check_suite
     from anybatch.reproduce.report import write_report
     from anybatch.reproduce.run import is_done, train_all, write_table
     from anybatch.reproduce.suites.suite import required_runs
 
+    check_suite(folder.path, suite)
     began = time.monotonic()
     trained = sum(not is_done(suite, group, seed, folder) for group, seed in required_runs(suite, figures))
-    complete = train_all(
-        suite,
-        figures,
-        folder,
-        launcher=parsed.launcher,
-        processes=parsed.processes or (None if parsed.launcher == "ray" else os.cpu_count() or 1),
-        on_done=lambda done, total: print(f"{done} of {total} runs, {time.monotonic() - began:.0f} s", flush=True),
-    )
+    try:
+        complete = train_all(
+            suite,
+            figures,
+            folder,
+            launcher=parsed.launcher,
+            processes=parsed.processes or (None if parsed.launcher == "ray" else os.cpu_count() or 1),
+            on_done=lambda done, total: print(f"{done} of {total} runs, {time.monotonic() - began:.0f} s", flush=True),
+        )
+    except KeyboardInterrupt:
+        print(_CONTINUE, file=sys.stderr)
+        raise
     if not complete:
         if parsed.launcher == "print":
             return 0
-        print("not all runs are done; to continue, repeat the command", file=sys.stderr)
+        print(_CONTINUE, file=sys.stderr)
         return 1
     for figure in figures:
         write_table(suite, figure, folder)
@@ -148,12 +162,13 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
 def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
     from anybatch.reproduce.estimate import estimate, table
 
-    if parsed.steps_per_second <= 0:
-        raise ConfigError(f"steps-per-second is {parsed.steps_per_second}, but must be above 0")
+    if not 0 < parsed.steps_per_second < math.inf:
+        raise ConfigError(f"steps-per-second is {parsed.steps_per_second}, but must be above 0 and finite")
     print(f"{suite.name}: {suite.about}")
     print(table(suite, figures, parsed.steps_per_second))
     if suite.stacked:
-        print(f"on two cores: {suite.duration}")
+        if parsed.figure == "all" and suite.duration:
+            print(f"on two cores: {suite.duration}")
         return 0
     total = estimate(suite, figures, parsed.steps_per_second)
     print(
@@ -165,16 +180,17 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
     return 0
 
 
-def _figures(suite: Suite, name: str) -> list[Figure]:
+def _figures(suite: Suite, parsed: DrawArguments) -> list[Figure]:
     """A figure with those that it reads, or all; without figures for which the suite has no tasks."""
     from anybatch.reproduce.registry import figures_of
 
-    asked = figures_of(name)
+    asked, name = figures_of(parsed.figure), parsed.figure
+    lacking = f"suite {suite.name} has no task for" if not parsed.games else "none of the chosen games is a task of"
     kept = [figure for figure in asked if figure.tasks(suite)]
     if not kept or (name != "all" and asked[-1] not in kept):
-        raise ConfigError(f"games leaves no task for {name}: it uses none of them")
+        raise ConfigError(f"{lacking} {name}")
     if left_out := [figure.name for figure in asked if figure not in kept]:
-        print(f"left out, since they use none of the games: {', '.join(left_out)}", file=sys.stderr)
+        print(f"left out, since {lacking} them: {', '.join(left_out)}", file=sys.stderr)
     return kept
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anybatch._version import __version__
-from anybatch.errors import AnybatchError
+from anybatch.errors import AnybatchError, ConfigError
 from anybatch.reproduce.suites.suite import Figure, Suite, required_runs
 from anybatch.system.atomic_files import write_text
 
@@ -46,6 +46,12 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return installed
+
+
+def check_suite(folder: Path, suite: Suite) -> None:
+    """Raise ConfigError if a results folder has the results of another suite."""
+    if (folder / NAME).exists() and (name := read_manifest(folder)["suite"]) != suite.name:
+        raise ConfigError(f"suite is {suite.name}, but {folder} has results of the suite {name}")
 
 
 def add_command(

@@ -43,6 +43,11 @@ class MeanDifference:
     freedom: float
     """Degrees of freedom."""
 
+    @property
+    def decides(self) -> bool:
+        """Whether there are seeds enough for tests."""
+        return not math.isnan(self.error)
+
     def interval(self, level: float = 0.9) -> tuple[float, float]:
         """Confidence interval; that of 90% is inside a margin if and only if :meth:`p_equivalent` is below 5%."""
         half = student_quantile((1 + level) / 2, self.freedom) * self.error if self.error else self.error

@@ -82,7 +82,7 @@ def summary(suite: Suite, results: Results) -> list[str]:
         f"Equivalent: the difference is within ±{MEAN_MARGIN} in the mean over tasks, or ±{TASK_MARGIN} on a task, by "
         f"two one-sided Welch tests at {EQUIVALENCE_LEVEL:.0%}. Different: two-sided Welch test at "
         f"{DIFFERENCE_LEVEL:.1%}. Both with Holm's correction within a table. Undecided: too few seeds to show either. "
-        "Intervals are of 90%.",
+        "Intervals are of 90%. Ablation (d) is compared with the default batch without EWMA.",
         _mean_table(suite, mean, f"− {suite.batch_label(1)}"),
         "Each batch size less the next larger one. A lag of the default batch alone shows only in the first row.",
         _mean_table(suite, next_larger(suite, results), "− the next larger"),
@@ -97,7 +97,10 @@ def summary(suite: Suite, results: Results) -> list[str]:
     ]
 
 
-def _cell(one: Comparison) -> str:
+def with_interval(one: Comparison) -> str:
+    """The size of a difference with its interval of 90%."""
+    if not one.difference.decides:
+        return f"{one.difference.size:+.3f} (one seed)"
     low, high = one.difference.interval()
     return f"{one.difference.size:+.3f} ({low:+.3f} to {high:+.3f})"
 
@@ -105,7 +108,7 @@ def _cell(one: Comparison) -> str:
 def _mean_table(suite: Suite, family: Sequence[Comparison], reference: str) -> str:
     words, rows = verdicts(family), []
     for divisor in suite.divisors[1:]:
-        cells = [(_cell(one), word) for one, word in select(family, words, divisor=divisor)]
+        cells = [(with_interval(one), word) for one, word in select(family, words, divisor=divisor)]
         rows.append([suite.batch_label(divisor), *(text for pair in cells for text in pair)])
     header = [text for measure in measures(suite) for text in (NAMES[measure], "verdict")]
     return markdown([f"mean over tasks, {reference}", *header], rows)
@@ -126,7 +129,7 @@ def _ablation_table(suite: Suite, family: Sequence[Comparison]) -> str:
     flags, rows = different(family), []
     for variant, divisor in dict.fromkeys((one.variant, one.divisor) for one in family):
         chosen = list(select(family, flags, variant=variant, divisor=divisor))
-        cells = [_cell(one) for one, _ in chosen if one.task == MEAN]
+        cells = [with_interval(one) for one, _ in chosen if one.task == MEAN]
         rows.append([f"{LABELS[variant]}, {suite.batch_label(divisor)}", *cells, signs(suite, chosen)])
     header = [f"mean {NAMES[measure]}" for measure in measures(suite)]
     return markdown(["ablation", *header, "different on"], rows)
@@ -143,17 +146,18 @@ def signs(suite: Suite, chosen: Sequence[tuple[Comparison, bool]]) -> str:
 
 
 def _margin_table(suite: Suite, compared: Sequence[Comparison], ablated: Sequence[Comparison]) -> str:
-    rows = []
-    groups = dict.fromkeys((one.variant, one.divisor) for one in (*compared, *ablated))
-    for variant, divisor in groups:
-        family = [one for one in (*compared, *ablated) if (one.variant, one.divisor) == (variant, divisor)]
-        parts = [one for one in family if one.task == MEAN], [one for one in family if one.task != MEAN]
-        cells = []
-        for margin in MARGINS:
-            mean, by_task = (equivalent(part, margin) for part in parts)
-            both = [all(pair) for pair in zip(*np.array_split(by_task, len(measures(suite))), strict=True)]
-            cells.append(f"{sum(mean)}; {sum(both)} of {len(both)}")
-        rows.append([f"{LABELS[variant]}, {suite.batch_label(divisor)}", *cells])
+    cells: dict[str, list[str]] = {}
+    for margin in MARGINS:
+        for family in (compared, ablated):
+            means, tasks = ([one for one in family if (one.task == MEAN) == mean] for mean in (True, False))
+            in_mean, on_task = equivalent(means, margin), equivalent(tasks, margin)
+            for variant, divisor in dict.fromkeys((one.variant, one.divisor) for one in family):
+                mean = [flag for _, flag in select(means, in_mean, variant=variant, divisor=divisor)]
+                task = [flag for _, flag in select(tasks, on_task, variant=variant, divisor=divisor)]
+                both = [all(pair) for pair in zip(*np.array_split(task, len(measures(suite))), strict=True)]
+                row = cells.setdefault(f"{LABELS[variant]}, {suite.batch_label(divisor)}", [])
+                row.append(f"{sum(mean)}; {sum(both)} of {len(both)}")
+    rows = [[name, *row] for name, row in cells.items()]
     return markdown(["margin", *(f"±{margin:g}" for margin in MARGINS)], rows)
 
 
@@ -162,9 +166,13 @@ def _time_table(suite: Suite, results: Results) -> str:
     for task in ladder_tasks(suite):
         level = _REACHED * float(final_returns(suite, results, "all", 1, (task,)).mean())
         length = results["all", task, 1].env_steps / 1000
-        curves = (normalized_curves(suite, results, ("all", task, c)).mean(0) for c in suite.divisors)
-        times = [time_to(np.nan_to_num(curve), level) * length for curve in curves]
-        rows.append([suite.labels[task], *("never" if np.isnan(x) else f"{x:.0f}" for x in times)])
+        cells = []
+        for divisor in suite.divisors:
+            curve = np.nan_to_num(normalized_curves(suite, results, ("all", task, divisor)).mean(0))
+            time = time_to(curve, level) * length
+            # nothing is known before the first point
+            cells.append("never" if np.isnan(time) else f"{'≤ ' if curve[0] >= level else ''}{time:.0f}")
+        rows.append([suite.labels[task], *cells])
     return markdown(["thousand steps", *(suite.batch_label(c) for c in suite.divisors)], rows)
 
 

@@ -41,7 +41,7 @@ def draw(suite: Suite, results: Results, folder: Path) -> list[Path]:
     content = []
     for variant in results.variants():
         tasks = ppg_tasks(suite) if variant == "no-policy-iterations" else ladder_tasks(suite)
-        if variant != "kl-256":
+        if tasks and variant != "kl-256":
             content.append(style.Panel(style.LABELS[variant], tasks, _lines(suite, results, variant, tasks[0])))
     return [
         style.draw_panels(folder / "invariance.png", suite, results, content),

@@ -151,6 +151,8 @@ def cut(suite: Suite, games: Sequence[str] = (), seeds: int | None = None, steps
     for option, number in (("seeds", seeds), ("steps", steps)):
         if number is not None and number < 1:
             raise ConfigError(f"{option} is {number}, but must be at least 1")
+    if games or seeds is not None or steps is not None:
+        suite = replace(suite, duration="")  # that of the whole suite
     if games:
         suite = _select(suite, games)
     if seeds is not None:
@@ -178,6 +180,7 @@ def shortened(suite: Suite) -> Suite:
         points=4,
         final_points=1,
         cost_rounds=1,
+        duration="",
     )
 
 
