@@ -197,7 +197,7 @@ def _best(folder: Path) -> dict[str, Any]:
     if not path.exists():
         raise CheckpointError(
             f"{str(folder)!r} has no best policy: eval.every and eval.keep_best make training keep one, from the first "
-            "evaluation on"
+            "evaluation with a complete episode on"
         )
     return checkpoint.load(path)
 
