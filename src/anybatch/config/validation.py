@@ -116,17 +116,7 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_recurrent(config)
     if config.eval.stop_at is not None and config.eval.every is None:
         raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
-    _check_evaluations(config)
     return config
-
-
-def _check_evaluations(config: TrainConfig) -> None:
-    batch = config.iteration_batch
-    end = -(-config.total_env_steps // batch) * batch  # the last iteration is a whole one
-    if config.eval.every is not None and config.eval.every > end:
-        raise ConfigError(
-            f"eval.every is {config.eval.every}, but the run ends after {end} environment steps, without an evaluation"
-        )
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
