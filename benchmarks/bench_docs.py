@@ -102,6 +102,7 @@ def machine(record: dict[str, Any]) -> str:
 TABLES = {
     "bench": ("bench.jsonl", speed),
     "networks": ("bench.jsonl", networks),
+    "bench-ppg": ("bench_ppg.jsonl", speed),
     "bench-small": ("bench_small.jsonl", small),
     "peers": ("bench_peers.jsonl", peers),
 }

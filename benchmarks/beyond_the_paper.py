@@ -40,13 +40,14 @@ from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ScalingWarning
 from anybatch.reproduce.plots import figure
-from anybatch.reproduce.results import curve_points, write_rows
+from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch
-from anybatch.reproduce.statistics import mean_difference, normalized
+from anybatch.reproduce.statistics import mean_difference
 from anybatch.reproduce.suites.ladder_tasks import ENV_STEPS, TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.system.atomic_files import write_text
+from ladder_curves import normalized_curve
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "beyond-the-paper"
@@ -233,8 +234,7 @@ def row(job: Job, result: RunResult) -> dict[str, Any]:
 
 
 def score(task: str, result: RunResult) -> dict[str, Any]:
-    curve = curve_points(result.columns, result.config, "eval_return", AT.points, diverged=result.diverged)
-    values = np.nan_to_num(normalized(curve, TASKS[task].low, TASKS[task].high))  # 0 after a divergence
+    values = normalized_curve(task, result, AT.points)
     kl = result.columns.get("kl_proximal", np.array([np.nan]))
     first = AT.points // 10
     return {

@@ -19,12 +19,11 @@ import numpy as np
 
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
-from anybatch.reproduce.results import curve_points
 from anybatch.reproduce.stacked import Evaluations, launch
-from anybatch.reproduce.statistics import normalized
 from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
 from anybatch.reproduce.tables import markdown
-from anybatch.scaling import scale
+from anybatch.scaling import adam_step_size, center_of_mass, scale
+from ladder_curves import normalized_curve
 
 SEEDS = range(905, 913)
 AT = Evaluations(points=20, episodes=4)
@@ -33,11 +32,11 @@ CHOSEN = ("cartpole", "acrobot", "pendulum", "inverted-pendulum")
 
 
 def smaller_steps(config: TrainConfig) -> TrainConfig:
-    """Gradient steps of a quarter of the samples, in the same environments: step size / 2, centre of mass x 4."""
+    """Gradient steps of a quarter of the samples, in the same environments, by the rules."""
     changes = {
         "optimizer.minibatches": 4 * config.optimizer.minibatches,
-        "optimizer.step_size": config.optimizer.step_size / 2,
-        "policy.center_of_mass": 4 * config.policy.center_of_mass,
+        "optimizer.step_size": adam_step_size(config.optimizer.step_size, divide_batch_by=4),
+        "policy.center_of_mass": center_of_mass(config.policy.center_of_mass, divide_batch_by=4),
     }
     return override(config, changes)
 
@@ -53,8 +52,7 @@ SHAPES: dict[str, Callable[[TrainConfig], TrainConfig]] = {
 def area(task: str, config: TrainConfig, runs: Path) -> str:
     """Mean area over the seeds, with its standard error."""
     results = launch([config] * len(SEEDS), SEEDS, runs, evaluations=AT)
-    curves = [curve_points(r.columns, r.config, "eval_return", AT.points, diverged=r.diverged) for r in results]
-    areas = np.nan_to_num(normalized(np.array(curves), TASKS[task].low, TASKS[task].high)).mean(1)
+    areas = np.array([normalized_curve(task, result, AT.points).mean() for result in results])
     return f"{areas.mean():.3f} ± {areas.std(ddof=1) / np.sqrt(len(areas)):.3f}"
 
 

@@ -18,12 +18,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 
-from anybatch.reproduce.results import curve_points
 from anybatch.reproduce.stacked import Evaluations, launch, read_result, result_path
-from anybatch.reproduce.statistics import normalized
 from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.system.atomic_files import write_text
+from ladder_curves import normalized_curve
 
 STEP_SIZES = tuple(0.00025 * 2**k for k in range(9))
 SEEDS = (901, 902, 903, 904)
@@ -40,9 +39,7 @@ def areas(task: str, runs: Path) -> np.ndarray | None:
         return None
     values = np.empty(np.shape(paths))
     for place in np.ndindex(values.shape):
-        result = read_result(paths[place[0]][place[1]])
-        curve = curve_points(result.columns, result.config, "eval_return", AT.points, diverged=result.diverged)
-        values[place] = np.nan_to_num(normalized(curve, TASKS[task].low, TASKS[task].high)).mean()
+        values[place] = normalized_curve(task, read_result(paths[place[0]][place[1]]), AT.points).mean()
     return values
 
 

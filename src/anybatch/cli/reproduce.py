@@ -52,12 +52,14 @@ class StatusArguments:
 
     def results(self) -> ResultsFolder:
         """Folder of the results."""
+        from anybatch.reproduce.manifest import check_suite
         from anybatch.reproduce.results import ResultsFolder
 
         ending = "" if self.budget == "full" else f"-{self.budget}"
         path = (self.out or Path("runs") / f"reproduce-{self.suite}{ending}").expanduser()
         if path.exists() and not path.is_dir():
             raise ConfigError(f"out is {str(path)!r}, which is a file, but must be a folder")
+        check_suite(path, self.suite)
         return ResultsFolder(path)
 
 
@@ -126,12 +128,11 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
         raise ConfigError(f"processes is {parsed.processes}, but must be at least 1")
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
-    from anybatch.reproduce.manifest import add_command, check_suite
+    from anybatch.reproduce.manifest import add_command
     from anybatch.reproduce.report import write_report
     from anybatch.reproduce.run import is_done, train_all, write_table
     from anybatch.reproduce.suites.suite import required_runs
 
-    check_suite(folder.path, suite)
     began = time.monotonic()
     trained = sum(not is_done(suite, group, seed, folder) for group, seed in required_runs(suite, figures))
     try:

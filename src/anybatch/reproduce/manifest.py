@@ -48,10 +48,10 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def check_suite(folder: Path, suite: Suite) -> None:
+def check_suite(folder: Path, suite: str) -> None:
     """Raise ConfigError if a results folder has the results of another suite."""
-    if (folder / NAME).exists() and (name := read_manifest(folder)["suite"]) != suite.name:
-        raise ConfigError(f"suite is {suite.name}, but {folder} has results of the suite {name}")
+    if (folder / NAME).exists() and (name := read_manifest(folder)["suite"]) != suite:
+        raise ConfigError(f"suite is {suite}, but {folder} has results of the suite {name}")
 
 
 def add_command(

@@ -16,7 +16,6 @@ from anybatch.grid.run_folder import finished, train_or_resume
 from anybatch.grid.runner import run_grid
 from anybatch.reproduce.claims import as_markdown, claims_of
 from anybatch.reproduce.figures.scaling_up import NOISE
-from anybatch.reproduce.manifest import check_suite
 from anybatch.reproduce.results import Curve, Key, Results, ResultsFolder, curve_points, read_results, write_results
 from anybatch.reproduce.stacked import launch, read_result, result_path
 from anybatch.reproduce.statistics import Array
@@ -161,7 +160,6 @@ def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder) -> list[Pat
     """Draw a figure from the tables, and write its numbers in words beside it."""
     if not folder.path.is_dir():
         raise ConfigError(f"out is {str(folder.path)!r}, which does not exist; run the figure first")
-    check_suite(folder.path, suite)
     results = read_tables(figure, folder)
     paths = figure.draw(suite, results, folder.path)
     folder.summary(figure.name).write_text("\n\n".join(figure.summary(suite, results)) + "\n")

@@ -43,9 +43,7 @@ def noise_scale(results: Results, task: str) -> float:
 
     Where a policy has stopped improving there is only noise, and the noise scale says nothing about how it learned.
     """
-    values = results[NOISE, task, 1].values
-    smallest = np.where(np.isnan(values), np.inf, values).min(axis=1)  # infinite where no point has an estimate
-    return float(np.where(np.isinf(smallest), np.nan, smallest).mean())
+    return float(np.fmin.reduce(results[NOISE, task, 1].values, axis=1).mean())
 
 
 def ratio(suite: Suite, results: Results, task: str) -> float:
