@@ -79,10 +79,12 @@ def _layers(env: Any) -> Iterator[Any]:
 
 def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, Any, bool, bool, Any]:
     """Step a single environment; returns its five results. Raises EnvError for flags that are not true or false."""
-    observation, reward, terminated, truncated, info = call_step(env.step, action, env_id)
-    if type(terminated) is not bool or type(truncated) is not bool:
-        terminated, truncated = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)
-    return observation, reward, terminated, truncated, info
+    result = call_step(env.step, action, env_id)
+    observation, reward, terminated, truncated, info = result
+    if type(terminated) is bool and type(truncated) is bool:
+        return result
+    flags = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)
+    return observation, reward, *flags, info
 
 
 def _flag(value: Any, name: str, env_id: str) -> bool:

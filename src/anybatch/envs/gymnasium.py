@@ -74,18 +74,18 @@ class GymnasiumLoop:
         native = self._actions.native(action, self.num_envs)
         observation = self._observations.empty(self.num_envs)
         reward = np.empty(self.num_envs, np.float32)
-        terminated = np.empty(self.num_envs, np.bool_)
-        truncated = np.empty(self.num_envs, np.bool_)
+        terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         final: Observation | None = None
         index, self._steps, info_mask = 0, self._steps + 1, self._info_mask
         try:
             for index, env in enumerate(self._envs):
-                raw, one_reward, terminated[index], truncated[index], info = step_one(env, native[index], self._env_id)
-                reward[index] = self._scalar(one_reward, index)
-                if terminated[index] or truncated[index]:
+                raw, one_reward, ended, cut, info = step_one(env, native[index], self._env_id)
+                reward[index] = one_reward if type(one_reward) is float else self._scalar(one_reward, index)
+                if ended or cut:
+                    terminated[index], truncated[index] = ended, cut
                     if self.episode_info is not None:
                         self.episode_info.take(info, index)
-                    if not terminated[index]:
+                    if not ended:
                         # Copied before the reset, which may reuse the environment's own array.
                         final = self._observations.empty(self.num_envs) if final is None else final
                         self._observations.put(final, index, info_mask.join_final(raw) if info_mask else raw)

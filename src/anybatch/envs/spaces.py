@@ -40,6 +40,11 @@ class _Leaf:
     bounds: tuple[Any, Any] | None = None  # smallest and largest integers in the environment; None for floats
     unbounded: bool = False  # whether any value of the dtype is within the bounds, as in images
 
+    @property
+    def takes_any(self) -> bool:
+        """Whether every array of the right shape and dtype fits, and stays as it is."""
+        return type(self) is _Leaf and self.start is None and (self.bounds is None or self.unbounded)
+
     def convert(self, raw: Any, lead: tuple[int, ...], copy: bool) -> np.ndarray:
         """`raw` (*lead, *shape) in this leaf's dtype; raises UnfitError if it does not fit the space."""
         try:
@@ -168,6 +173,8 @@ class Observations:
             if self._is_dict
             else self._leaves["None"].space
         )
+        single = None if self._is_dict else self._leaves["None"]
+        self._as_is = (single.dtype, single.shape) if single is not None and single.takes_any else None
 
     def empty(self, count: int) -> Observation:
         """Uninitialised arrays for `count` observations."""
@@ -175,6 +182,9 @@ class Observations:
 
     def put(self, into: Observation, index: int, raw: Any, env_index: int | None = None) -> None:
         """Write the single observation `raw` of environment `env_index` (default: `index`) to row `index` of `into`."""
+        if self._as_is is not None and type(raw) is np.ndarray and (raw.dtype, raw.shape) == self._as_is:
+            into[index] = raw  # type: ignore[index]  # saves a microsecond
+            return
         for name, leaf in self._leaves.items():
             array = into[name] if isinstance(into, dict) else into
             try:
