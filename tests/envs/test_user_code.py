@@ -38,13 +38,14 @@ signal_while_hanging = threading.Event()
 
 @pytest.fixture(autouse=True)
 def _no_thread_hangs_for_ever() -> Iterator[None]:
+    before = set(threading.enumerate())
     released.clear()
     signal_while_hanging.clear()
     yield
     released.set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith(HUNG_THREADS):
-            thread.join(5)
+            thread.join(0.5)  # that of an abandoned call waits for the next one, which never comes
 
 
 class Odd(gymnasium.Env):  # type: ignore[type-arg]
