@@ -16,11 +16,12 @@ import csv
 import gzip
 import statistics
 from collections import defaultdict
+from itertools import cycle
 from pathlib import Path
 
 from anybatch.config.io import override
 from anybatch.presets import PRESETS
-from anybatch.reproduce.plots import BLACK, BLUE, VERMILION, figure, in_millions
+from anybatch.reproduce.plots import BLACK, BLUE, GREEN, ORANGE, VERMILION, figure, in_millions
 from anybatch.reproduce.style import legend
 from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
@@ -83,7 +84,7 @@ def draw(preset: str, runs: Path, results: Path) -> None:
             low, high = zip(*((m - s, m + s) for m, s in zip(means, spreads, strict=True)), strict=True)
             panel.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
             panel.plot(steps, means, color=BLACK, label=f"published {algorithm.upper()}, 3 seeds")
-            for color, (name, curve) in zip((BLUE, VERMILION), ours.items(), strict=False):
+            for color, (name, curve) in zip(cycle((BLUE, VERMILION, GREEN, ORANGE)), ours.items(), strict=False):
                 label = f"anybatch, seed {name.rsplit('seed', 1)[1]}"
                 panel.plot(curve["env_steps"], curve["mean_episode_return_400"], color=color, label=label)
                 report(name, curve, theirs)
