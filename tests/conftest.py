@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import tempfile
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+multiprocessing.get_start_method()  # settles the platform's own, which TorchRL's import would make the slow 'spawn'
 hypothesis.settings.register_profile("anybatch", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("anybatch")
 
