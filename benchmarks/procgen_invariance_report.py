@@ -92,6 +92,10 @@ class Comparison(NamedTuple):
     low: float
     high: float
 
+    def __str__(self) -> str:
+        """The interval."""
+        return "one seed" if np.isnan(self.low) else f"{self.low:+.3f} to {self.high:+.3f}"
+
 
 def compare(arm: Sequence[Array], default: Sequence[Array]) -> Comparison:
     """Mean over games of mean(arm) - mean(default), with Welch's interval (Satterthwaite's degrees of freedom).
@@ -151,7 +155,7 @@ def summary(score: Scores) -> str:
             for values in (score.final, score.area):
                 theirs, defaults = ([unit(score, g, values[g, a]) for g in games] for a in (arm, DEFAULT))
                 found = compare(theirs, defaults)
-                row += [f"{found.difference:+.3f}", f"{found.low:+.3f} to {found.high:+.3f}"]
+                row += [f"{found.difference:+.3f}", str(found)]
             differences.append(row)
     text = "Mean returns; final is the mean from 80% to 96% of the run.\n\n"
     text += markdown(["game", "arm", "seeds", "final", "final of each seed", "whole curve"], returns)
