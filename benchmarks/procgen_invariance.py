@@ -25,11 +25,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
+from anybatch.grid.run_folder import train_or_resume
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import Run
 from anybatch.sampling import Sampled
 from anybatch.system.atomic_files import write_text
-from anybatch.training import resume, train
 from procgen_invariance_jobs import TOTAL, Job, jobs, whole_lines
 
 ROOT = Path(__file__).parent.parent
@@ -41,11 +41,8 @@ def train_one(job: Job, runs: Path) -> int:
     """Train a run, or continue it; returns the exit code."""
     folder = runs / job.name
     record_episodes(folder / "episodes.csv")
-    if any((folder / "checkpoints").glob("*.ckpt")):
-        result = resume(folder, quiet=True)
-    else:
-        config, changes = job.config()
-        result = train(config, folder, job.seed, quiet=True, changes=changes)
+    config, changes = job.config()
+    result = train_or_resume(config, folder, job.seed, quiet=True, changes=changes)
     return 130 if result.interrupted else 0
 
 

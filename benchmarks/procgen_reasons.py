@@ -22,10 +22,10 @@ import numpy as np
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ScalingWarning
+from anybatch.grid.run_folder import train_or_resume
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.progress import read_progress
 from anybatch.scaling import rescale, scale
-from anybatch.training import resume, train
 from procgen_invariance_jobs import DEFAULT, FEWER, NUM_ENVS, STEPS, Job
 
 TOTAL = 26 * NUM_ENVS * STEPS
@@ -45,14 +45,11 @@ Adam's, to the power 1/16, as by --scaling.adam-betas both."""
 def ends(name: str, seed: int, runs: Path) -> tuple[float, float]:
     """Return and entropy over the last quarter of a run, which is trained if it has to be."""
     folder = runs / f"{name.replace(', ', '-').replace(' ', '')}-seed{seed}"
-    if not any((folder / "checkpoints").glob("*.ckpt")):
-        config = override(Job("coinrun", DEFAULT, seed).config()[0], {"total_env_steps": TOTAL})
-        with warnings.catch_warnings():  # of short rollouts and of the ablation
-            warnings.simplefilter("ignore", ScalingWarning)
-            config = SHAPES[name](config)
-        train(config, folder, seed, quiet=True)
-    elif max(read_progress(folder / "progress.csv")["env_steps"]) < TOTAL:
-        resume(folder, quiet=True)
+    config = override(Job("coinrun", DEFAULT, seed).config()[0], {"total_env_steps": TOTAL})
+    with warnings.catch_warnings():  # of short rollouts and of the ablation
+        warnings.simplefilter("ignore", ScalingWarning)
+        config = SHAPES[name](config)
+    train_or_resume(config, folder, seed, quiet=True)
     progress = read_progress(folder / "progress.csv")
     last = np.array(progress["env_steps"]) > 0.75 * TOTAL
     columns = (np.array(progress[column])[last] for column in ("mean_episode_return_400", "entropy"))
