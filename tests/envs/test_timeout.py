@@ -39,10 +39,11 @@ class Scripted:
 @pytest.fixture
 def hang() -> Iterator[Callable[[], bool]]:
     """A call that does not return before the end of the test."""
+    before = set(threading.enumerate())
     over = threading.Event()
     yield lambda: over.wait(60)
     over.set()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name == "anybatch-stepper":
             thread.join(20)  # a call that returns after all ends its thread
             assert not thread.is_alive()

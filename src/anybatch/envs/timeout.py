@@ -57,14 +57,15 @@ class TimedEnv:
 
     def close(self) -> None:
         """Close the environments unless they hang, since closing would hang as well; the thread stays if it does."""
-        if not self._hangs:
-            try:
+        try:
+            if not self._hangs:
                 self._call_with_limit(self._env.close, "close")
-            except EnvError as error:
-                if not self._hangs:
-                    raise
-                print(f"anybatch: {error}", file=sys.stderr, flush=True)  # the run itself is complete
-        self._calls.put(None)
+        except EnvError as error:
+            if not self._hangs:
+                raise
+            print(f"anybatch: {error}", file=sys.stderr, flush=True)  # the run itself is complete
+        finally:  # also where an interrupt ended the wait: the thread ends once the call returns
+            self._calls.put(None)
         if not self._hangs:
             self._thread.join()
 
