@@ -6,7 +6,8 @@
 
 PPO-EWMA with one epoch and a narrow IMPALA network; three games in easy mode. ``run`` trains two runs at once, each in
 a process with one thread, the first seed of everything first. It may be killed at any moment: every run continues from
-its last checkpoint. Ctrl-C and SIGTERM stop it after the current iterations.
+its last checkpoint. Ctrl-C and SIGTERM stop it after the current iterations. Runs whose curves are in the results are
+not trained again, so that several machines, one after another, can train them; to start anew, remove curves.csv.gz.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from anybatch.runs.progress import read_progress
 from anybatch.runs.run import Run
 from anybatch.sampling import Sampled
 from anybatch.system.atomic_files import write_text
+from procgen_invariance_curves import read_curves
 from procgen_invariance_jobs import TOTAL, Job, jobs, whole_lines
 
 ROOT = Path(__file__).parent.parent
@@ -65,8 +67,8 @@ def record_episodes(path: Path) -> None:
     Run.record = record_and_write  # type: ignore[method-assign]
 
 
-def run_all(workers: int, runs: Path) -> int:
-    """Run every job that is not finished, ``workers`` at a time; returns the exit code."""
+def run_all(workers: int, runs: Path, stored: Collection[Job]) -> int:
+    """Run every job that is neither finished nor ``stored``, ``workers`` at a time; returns the exit code."""
     runs.mkdir(parents=True, exist_ok=True)
     lock = (runs / ".lock").open("w")
     try:
@@ -82,7 +84,7 @@ def run_all(workers: int, runs: Path) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    waiting = deque((job, 1) for job in jobs() if job.env_steps(runs) < TOTAL)
+    waiting = deque((job, 1) for job in jobs() if job not in stored and job.env_steps(runs) < TOTAL)
     running: dict[subprocess.Popen[bytes], tuple[Job, int]] = {}
     failed = False
     while running or (waiting and not stopping):
@@ -116,10 +118,14 @@ def note(text: str) -> None:
     print(time.strftime("%F %T"), text, flush=True)
 
 
-def status(runs: Path) -> None:
+def status(runs: Path, stored: Collection[Job]) -> None:
     """Print how far each run is, its last returns, and its rate while it ran."""
     total = 0
     for job in jobs():
+        if job in stored:
+            total += TOTAL
+            print(f"{job.name:32} 100%  its curve is in the results")
+            continue
         steps = job.env_steps(runs)
         total += steps
         if steps:
@@ -148,10 +154,11 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.command == "one":
         return train_one(next(job for job in jobs() if job.name == arguments.job), arguments.runs)
+    stored = read_curves(arguments.results / "curves.csv.gz")
     if arguments.command == "run":
-        return run_all(arguments.workers, arguments.runs)
+        return run_all(arguments.workers, arguments.runs, stored)
     if arguments.command == "status":
-        status(arguments.runs)
+        status(arguments.runs, stored)
     else:
         from procgen_invariance_report import collect  # needs Matplotlib
 

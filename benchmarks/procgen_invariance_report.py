@@ -12,77 +12,26 @@ from scipy.stats import t
 
 from anybatch.reproduce import style, van_elteren
 from anybatch.reproduce.plots import BLACK, figure, in_millions
-from anybatch.reproduce.results import fill_gaps, write_rows
 from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.tables import markdown
-from anybatch.runs.progress import read_progress
 from anybatch.system.atomic_files import write_text
+from procgen_invariance_curves import BINS, Finished, read_curves, read_finished, write_curves
 from procgen_invariance_jobs import (
     ADJUSTED,
     ARMS,
     DEFAULT,
     GAMES,
     SEEDS,
-    STEPS,
     TOTAL,
     UNADJUSTED,
     Job,
     jobs,
-    whole_lines,
 )
 
-BINS, KEPT_BINS = 50, 48
-"""Parts of a run, and those shown: in the last two the long episodes are missing, since the run ends before they do."""
+KEPT_BINS = BINS - 2
+"""Parts of a run that are shown: in the last two the long episodes are missing, since the run ends before they do."""
 FINAL_BINS = slice(40, KEPT_BINS)
 COLORS = {DEFAULT: BLACK, ADJUSTED: style.COLORS["all"], UNADJUSTED: style.COLORS["none"]}
-
-
-class Finished(NamedTuple):
-    """What is kept of a run: (BINS,) each."""
-
-    returns: Array
-    """Mean return of the episodes whose middle was in that part of the run; see :func:`by_middle`."""
-    episodes: Array
-    logged: Array
-    """mean_episode_return (last 100 episodes) at the end of the part."""
-    logged_400: Array
-
-
-def by_middle(job: Job, ends: Array, lengths: Array, returns: Array) -> tuple[Array, Array]:
-    """Mean return and number of episodes by the part of the run that the middle of an episode was in.
-
-    An episode of L steps in one of N environments lasts N * L environment steps of the run. Counted when it ends, as in
-    mean_episode_return, it measures policies up to N * L steps old, so that a curve of 64 environments lags behind one
-    of 4. ``ends`` are known to an iteration; the middle of the iteration stands for all that ended in it.
-    """
-    middles = ends - job.num_envs * STEPS / 2 - job.num_envs * lengths / 2
-    part = np.clip(middles // (TOTAL / BINS), 0, BINS - 1).astype(int)
-    count = np.bincount(part, minlength=BINS)
-    with np.errstate(invalid="ignore"):
-        return fill_gaps(np.bincount(part, returns, minlength=BINS) / count), count
-
-
-def read_finished(job: Job, runs: Path) -> Finished:
-    """Read a finished run."""
-    _, ends, lengths, returns = np.loadtxt(whole_lines(runs / job.name / "episodes.csv"), delimiter=",").T
-    progress = {name: np.asarray(column) for name, column in read_progress(runs / job.name / "progress.csv").items()}
-    edges = np.arange(1, BINS + 1) * (TOTAL / BINS)
-    rows = np.searchsorted(progress["env_steps"], edges, side="right") - 1
-    logged = (progress[name][rows] for name in ("mean_episode_return", "mean_episode_return_400"))
-    return Finished(*by_middle(job, ends, lengths, returns), *logged)
-
-
-def write_curves(path: Path, finished: dict[Job, Finished]) -> None:
-    """Write a row for each run and part; equal curves give equal bytes."""
-    rows: list[list[object]] = [
-        ["game", "arm", "seed", "env_steps", "episodes", "return", "mean_episode_return", "mean_episode_return_400"]
-    ]
-    for job, run in finished.items():
-        for part in range(BINS):
-            steps = round((part + 1) * TOTAL / BINS)
-            values = (f"{column[part]:.4f}" for column in (run.returns, run.logged, run.logged_400))
-            rows.append([job.game, job.arm, job.seed, steps, run.episodes[part], *values])
-    write_rows(path, rows)
 
 
 class Comparison(NamedTuple):
@@ -223,14 +172,16 @@ def _mean_over_games(curves: Sequence[Array]) -> tuple[Array, Array, Array]:
 
 
 def collect(runs: Path, results: Path) -> None:
-    """Write curves, tables and the figure of the runs that are finished."""
-    finished = {job: read_finished(job, runs) for job in jobs() if job.env_steps(runs) >= TOTAL}
-    if not finished:
+    """Write curves, tables and the figure of the runs that are finished, in ``results`` already or in ``runs``."""
+    curves = results / "curves.csv.gz"
+    stored, trained = read_curves(curves), [job for job in jobs() if job.env_steps(runs) >= TOTAL]
+    if not stored and not trained:
         print(f"no run in {runs} is finished; see status", file=sys.stderr)
         return
-    results.mkdir(parents=True, exist_ok=True)
+    stored |= {job: read_finished(job, runs) for job in trained}
+    write_curves(curves, {job: stored[job] for job in jobs() if job in stored})
+    finished = read_curves(curves)  # the tables come from the committed digits, whenever a run was added
     score = scores(finished)
-    write_curves(results / "curves.csv.gz", finished)
     head = f"{len(finished)} of {len(jobs())} runs are finished.\n\n"
     write_text(results / "summary.md", head + summary(score))
     draw(results / "curves.png", finished, score)

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from procgen_invariance_curves import BINS, Finished, by_middle, read_curves, write_curves
 from procgen_invariance_jobs import ADJUSTED, DEFAULT, TOTAL, UNADJUSTED, Job, jobs, whole_lines
-from procgen_invariance_report import BINS, by_middle, compare
+from procgen_invariance_report import collect, compare
 
 
 @pytest.mark.parametrize(("arm", "iteration"), [(DEFAULT, 64 * 128), (ADJUSTED, 4 * 128)])
@@ -65,3 +66,19 @@ def test_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
     assert whole_lines(path) == []
     path.write_text("1,512,20,3\n2,1024,31,4\n2,102")
     assert whole_lines(path) == ["1,512,20,3\n", "2,1024,31,4\n"]
+
+
+def test_curves_of_another_machine_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs that are only in the results stay there, and give the same tables each time."""
+    curves, each = tmp_path / "results" / "curves.csv.gz", np.linspace(1.0, 3.0, BINS) / 3
+    stored = {job: Finished(each * job.seed, each // 1 + 9, each, each) for job in jobs() if job.seed < 3}
+    write_curves(curves, stored)
+    before = curves.read_bytes()
+    collect(tmp_path / "no runs", tmp_path / "results")
+    assert capsys.readouterr().out.startswith("18 of 27 runs are finished")
+    assert curves.read_bytes() == before
+    read = read_curves(curves)
+    assert list(read) == list(stored)
+    for job, run in stored.items():
+        for name, values in run._asdict().items():
+            assert getattr(read[job], name) == pytest.approx(values, abs=5e-5)

@@ -82,6 +82,19 @@ def test_an_interrupt_ends_the_wait_and_the_environment_is_left_behind(hang: Cal
     assert time.monotonic() - start < 10
 
 
+def test_an_interrupted_close_ends_the_thread_once_the_call_returns(hang: Callable[[], bool]) -> None:
+    env = Scripted(lambda: 5)
+    env.close = hang  # type: ignore[method-assign, assignment]
+    wrapped = timed(env, 60.0)
+    main = threading.main_thread().ident
+    assert main is not None
+    with Interrupts(patience=0.1) as interrupts:
+        threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT)).start()
+        with pytest.raises(Interrupted), interrupts.interruptible():
+            wrapped.close()
+    # the fixture ends the call, and joins the thread
+
+
 def test_errors_are_those_of_the_environment() -> None:
     def fail() -> None:
         raise queue.Empty  # its own, no timeout
