@@ -78,7 +78,7 @@ def run(iterations: int, num_envs: int = 8, steps: int = 128, minibatches: int =
     for iteration in range(iterations):
         with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
             data = env.rollout(steps, actor, auto_reset=False, tensordict=state, break_when_any_done=False)
-            state = env.maybe_reset(env.step_mdp(data[:, -1]))  # episodes go on in the next iteration
+            state = env.maybe_reset(env.step_mdp(data[:, -1]))  # episodes continue in the next iteration
             gae(data)
             normalizer.update(*moments(data["advantage"]))
             data["advantage"] = normalizer(data["advantage"])

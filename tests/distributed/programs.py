@@ -286,7 +286,7 @@ def train_hooked(config: TrainConfig, out: str, kind: str, seconds: float) -> tu
 
 
 def train_rank(config: TrainConfig, out: str, trouble: tuple[str, int, int] | None = None) -> dict[str, Any]:
-    """Train or, where a run is, go on; `trouble` is what happens on which rank before which iteration."""
+    """Train, or continue the run that is there; `trouble` says what happens on which rank before which iteration."""
     if trouble is not None:
         training.build = _troubled(*trouble)
     with joined_process_group():

@@ -1,4 +1,4 @@
-"""Several workers compute what one would, and end or go on together."""
+"""Several workers compute what one would, and end or continue together."""
 
 from __future__ import annotations
 

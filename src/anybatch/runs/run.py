@@ -383,7 +383,7 @@ def open_run(
         require_trust(recorded, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
         content, passed_over = _newest_content(folder, seed)
         remove_leftovers(folder / CHECKPOINTS)
-        sentences = [f"{sentence}; going on from the checkpoint before it" for sentence in passed_over]
+        sentences = [f"{sentence}; continuing from the checkpoint before it" for sentence in passed_over]
         sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:

@@ -230,7 +230,7 @@ class RayActors:
         self._deaths[number] += 1
         reason = f"Ray worker {number} of {self._config.env.id} has died"
         if self._deaths[number] > _MAX_DEATHS - 1:
-            raise EnvError(f"{reason} {self._starts[number]} times, too often to go on: {_reason(error)}") from error
+            raise EnvError(f"{reason} {self._starts[number]} times, too often to continue: {_reason(error)}") from error
         print(f"{reason} and is started again: {_reason(error)}", file=sys.stderr, flush=True)
         self._workers[number] = self._start(number)
         for order in self._requests[number]:

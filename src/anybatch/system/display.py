@@ -39,7 +39,7 @@ class Display:
             self._print(self._description())
 
     def note(self, text: str) -> None:
-        """Show what is going on while the number does not grow; the next :meth:`update` replaces it."""
+        """Show the current activity while the number does not grow; the next :meth:`update` replaces it."""
         if self._bar is not None:
             self._bar.update(self._task, description=text)
         elif time.monotonic() >= self._next:
