@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anybatch.distributed.collectives import moments
-from anybatch.normalize import AdvantageNormalizer, RewardNormalizer
+from anybatch.normalize import AdvantageNormalizer, RewardNormalizer, _before
 
 
 def test_span_1_is_the_current_iteration_alone() -> None:
@@ -23,6 +23,33 @@ def test_span_1_is_the_current_iteration_alone() -> None:
     assert normalizer.decay == 0
     data = torch.tensor([1.0, 2, 3, 6])
     torch.testing.assert_close(normalizer(data), (data - 3) / math.sqrt(3.5))
+
+
+def test_what_has_no_weight_changes_nothing() -> None:
+    normalizer = AdvantageNormalizer()
+    normalizer.update(math.nan, 0.0, 0)  # the mean of no samples
+    assert normalizer(torch.zeros(2)).isfinite().all()
+    normalizer.update(math.nan, math.inf, 10)
+    assert all(map(math.isnan, normalizer.moments()))  # the iteration itself was not finite
+    normalizer.update(5.0, 4.0, 10)  # and with span 1 has no weight any more
+    assert normalizer.moments() == (5.0, 4.0)
+    normalizer.update(math.nan, 0.0, 0)
+    assert normalizer.moments() == (5.0, 4.0)
+    several = AdvantageNormalizer(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    several.update(1.0, 4.0, torch.tensor([2.0, 2.0]))
+    several.update(math.nan, math.nan, torch.tensor([2.0, 0.0]))
+    several.update(0.0, 1.0, torch.tensor([2.0, 0.0]))
+    mean, var = several.moments()
+    assert mean.tolist() == [0.0, 1.0] and var.tolist() == [1.0, 4.0]  # type: ignore[attr-defined]
+
+
+def test_data_on_another_device_than_the_moments() -> None:
+    normalizer, rewards = AdvantageNormalizer(), RewardNormalizer(2)
+    normalizer.update(1.0, 4.0, 10)
+    assert normalizer(torch.tensor([3.0, 1.0])).tolist() == [1.0, 0.0]
+    # tensors without data stand for those of a GPU: PyTorch mixes only 0-dimensional CPU tensors with them
+    assert normalizer(torch.zeros(5, device="meta")).shape == (5,)
+    assert _before(rewards._moments.var, torch.zeros(2, 3, device="meta")).device.type == "meta"
 
 
 def test_two_iterations_by_hand() -> None:

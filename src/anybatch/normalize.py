@@ -28,13 +28,21 @@ class RunningMoments:
         self.squares = torch.zeros(shape, dtype=torch.float64)  # weighted sum of squared deviations from the mean
 
     def add(self, mean: Tensor, var: Tensor, count: Tensor, decay: float | Tensor = 1.0) -> None:
-        """Add ``count`` values by their mean and population variance, after multiplying older weights by ``decay``."""
+        """Add ``count`` values by their mean and population variance, after multiplying older weights by ``decay``.
+
+        A count of 0 changes nothing, whatever its mean. What has no weight left is forgotten even if it was not finite.
+        """
         old = decay * self.weight
         weight = old + count
-        shift = mean - self.mean
-        self.squares = decay * self.squares + count * var + shift.square() * old * count / weight
-        self.mean = self.mean + shift * count / weight
-        self.weight = weight
+        lost = (old == 0) & ~torch.isfinite(self.mean + self.squares)  # 0 * NaN is NaN
+        before, squares = (torch.where(lost, 0.0, x) for x in (self.mean, self.squares))
+        shift = mean - before
+        squares = decay * squares + count * var + shift.square() * old * count / weight
+        new = weight, before + shift * count / weight, squares
+        present = self.weight, self.mean, self.squares
+        self.weight, self.mean, self.squares = (
+            torch.where(count > 0, x, y) for x, y in zip(new, present, strict=True)
+        )
 
     @property
     def var(self) -> Tensor:
@@ -171,7 +179,7 @@ class RewardNormalizer:
         self._return = returns[-1].cpu()
         self._moments.add(*moments(returns.movedim(0, -2), run_axis=raw.dim() > 2))
         scale = _before((self._moments.var + _EPSILON).rsqrt(), raw)
-        return (raw * scale.to(raw.device)).clamp(-self.clip, self.clip).float()
+        return (raw * scale).clamp(-self.clip, self.clip).float()
 
     def _discounted_returns(self, reward: Tensor, first: Tensor) -> Tensor:
         """Discounted sums of the rewards (..., N, T) so far, along each environment: (T, ..., N)."""
@@ -205,8 +213,8 @@ class RewardNormalizer:
 
 
 def _before(statistic: Tensor, data: Tensor) -> Tensor:
-    """A statistic () or (R,) with axes added behind, to broadcast against data (...) or (R, ...)."""
-    return statistic.reshape((*statistic.shape, *[1] * (data.dim() - statistic.dim())))
+    """A statistic () or (R,), on the device of the data (...) or (R, ...) and with axes added behind, to broadcast."""
+    return statistic.reshape((*statistic.shape, *[1] * (data.dim() - statistic.dim()))).to(data.device)
 
 
 def _float(statistic: Tensor) -> float:

@@ -17,6 +17,7 @@ from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
 from anybatch.envs.tensor import TensorVectorEnv
 from anybatch.errors import ConfigError, EnvError
+from anybatch.models.actions import ActionSpec
 from anybatch.presets import ppo
 from anybatch.runs.evaluation import evaluate, initial_policy
 
@@ -140,6 +141,22 @@ def test_actions_of_a_box_are_copies_in_its_dtype() -> None:
     action = torch.rand(3, 2)
     games.step_tensors(action)
     assert env.actions[0].dtype == torch.float64 and torch.equal(env.actions[0].float(), action)
+
+
+@pytest.mark.parametrize(
+    ("space", "received"),
+    [
+        # values 3 and 0 of each row: low -2 and 0 are added
+        (spaces.Box(np.array([[-2, 0]]), np.array([[1, 3]]), dtype=np.int64), [[1, 0]]),
+        (spaces.MultiDiscrete([[4, 4]], start=[[5, 6]]), [[8, 6]]),
+        (spaces.MultiDiscrete([4, 4], start=[5, 6]), [8, 6]),
+    ],
+)
+def test_integers_have_the_shape_and_the_numbers_of_the_environment(space: Any, received: list[Any]) -> None:
+    games, env = made(action_space=space)
+    games.reset_tensors()
+    games.step_tensors(ActionSpec(games.action_space).tensor_to_env(torch.tensor([[3, 0]] * 3)))
+    assert env.actions[0].tolist() == [received] * 3
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def discrete(draw: Any) -> spaces.Space[Any]:
 
 
 @st.composite
-def multi_discrete(draw: Any, flat: bool) -> spaces.Space[Any]:
+def multi_discrete(draw: Any) -> spaces.Space[Any]:
     dtype = np.dtype(draw(st.sampled_from(INTEGERS)))
-    shape = (draw(st.integers(1, 3)),) if flat else draw(st.sampled_from([(2,), (2, 2)]))
+    shape = draw(st.sampled_from([(1,), (2,), (3,), (2, 2)]))
     size = math.prod(shape)
     nvec = draw(st.lists(st.integers(1, 4), min_size=size, max_size=size))
     least = 0 if dtype.kind == "u" else -5
@@ -100,14 +100,15 @@ def box(draw: Any, dtypes: tuple[str, ...]) -> spaces.Space[Any]:
 
 
 FLOATS = ("float16", "float32", "float64")
+MULTI_BINARY = st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary([2, 2])])
 LEAVES = st.one_of(
     discrete(),
-    multi_discrete(flat=False),
-    st.sampled_from([spaces.MultiBinary(3), spaces.MultiBinary([2, 2])]),
+    multi_discrete(),
+    MULTI_BINARY,
     box((*FLOATS, *INTEGERS)),
 )
 OBSERVATIONS = st.one_of(LEAVES, st.dictionaries(st.sampled_from("abc"), LEAVES, min_size=1).map(spaces.Dict))
-ACTIONS = st.one_of(discrete(), multi_discrete(flat=True), st.just(spaces.MultiBinary(3)), box(FLOATS))
+ACTIONS = st.one_of(discrete(), multi_discrete(), MULTI_BINARY, box((*FLOATS, *INTEGERS)))
 
 
 @settings(max_examples=150)

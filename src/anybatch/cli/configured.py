@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ PRESETS_IN_SHORT = "ppo, ppo-ewma, ppg, ppg-ewma; ppo-KIND or ppo-ewma-KIND with
 PRESET = f"one of {', '.join(PRESETS)}, or the path of a config.yaml"
 """Allowed values of the first argument, in words."""
 _HELP_FLAGS = ("-h", "--help")
+_PAIRS = [name for name, kind in fields.types().items() if typing.get_origin(kind) is dict]
 
 
 def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
@@ -40,20 +42,35 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
         raise ConfigError(f"anybatch {command} needs PRESET, {PRESET}")
     preset, *rest = arguments
     base = _load(preset)
-    default, prog = kind(config=base), f"anybatch {command} {preset}"  # type: ignore[call-arg]
+    default, prog = kind(config=_without_pairs(base)), f"anybatch {command} {preset}"  # type: ignore[call-arg]
     asked = [rest[index + 1 : index + 2] for index, word in enumerate(rest) if word in _HELP_FLAGS]
     if asked:
         _print_help("".join(asked[0]), page, kind, default, prog)
     for name in (word[2:].partition("=")[0] for word in rest if word.startswith("--")):
         if meaning := explain(name):
             raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
-    return preset, base, tyro.cli(kind, args=rest, prog=prog, default=default)
+    parsed = tyro.cli(kind, args=rest, prog=prog, default=default)
+    return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
 
 
 def given_fields(arguments: Sequence[str]) -> set[str]:
     """Full names of the fields of the configuration that a command line sets."""
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     return {name for name in fields.names() if f"--{name.replace('_', '-')}" in flags}
+
+
+def _without_pairs(config: TrainConfig) -> TrainConfig:
+    """The configuration with empty options: of others, tyro would make a flag each, and take no further pairs."""
+    for name in _PAIRS:
+        config = fields.replace(config, name, {})
+    return config
+
+
+def _with_pairs_of(base: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """The parsed configuration with the options of its preset or file, where the command line has no other value."""
+    for name in _PAIRS:
+        config = fields.replace(config, name, {**fields.get(base, name), **fields.get(config, name)})
+    return config
 
 
 def _load(preset: str) -> TrainConfig:

@@ -16,7 +16,7 @@ from anybatch.envs.masks import MaskEntry
 from anybatch.errors import EnvError
 
 _OBSERVATIONS = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of these"
-_ACTIONS = "Discrete, MultiDiscrete and MultiBinary of one dimension, and Box with a float dtype"
+_ACTIONS = "Discrete, MultiDiscrete, MultiBinary, and Box of floats or integers"
 
 
 class UnfitError(Exception):
@@ -273,8 +273,7 @@ class Actions:
     def __init__(self, space: gymnasium.Space[Any], env_id: str) -> None:
         self.env_id = env_id
         leaf = _leaf(space)
-        flat = len(space.shape or ()) == 1 or not isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary))
-        if leaf is None or not flat or (isinstance(space, spaces.Box) and space.dtype.kind != "f"):
+        if leaf is None or (isinstance(space, spaces.Box) and space.dtype.kind not in "fiu"):
             description = " ".join(str(space).split())  # arrays print on several lines
             raise EnvError(f"The action space of {env_id} is {description}, and anybatch supports {_ACTIONS}.")
         self.space = leaf.space

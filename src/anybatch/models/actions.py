@@ -126,9 +126,11 @@ class ActionSpec:
         return self.array_to_env(action.detach().cpu().numpy())
 
     def tensor_to_env(self, action: Tensor) -> Tensor:
-        """:meth:`to_env` on the device of ``action``, for environments of tensors: int64, or float32 for a Box."""
+        """:meth:`to_env` on the device of ``action``, for environments of tensors: float32 for a Box of floats, or int64."""
         if not isinstance(self.space, gym.spaces.Box):
-            return action
+            action = action.reshape(*action.shape[: action.dim() - len(self.shape)], *(self.space.shape or ()))
+            start = getattr(self.space, "start", 0)
+            return action + torch.as_tensor(start, device=action.device) if np.any(start) else action
         if self._on_device is None or self._on_device[0].device != action.device:
             numbers = (self._scale, self._center, self.space.low, self.space.high)
             self._on_device = tuple(torch.as_tensor(x, dtype=torch.float32, device=action.device) for x in numbers)
@@ -155,7 +157,7 @@ class ActionSpec:
 def _choices(space: gym.spaces.Box) -> gym.spaces.MultiDiscrete:
     """The MultiDiscrete with the values of a Box of integers."""
     low, high = space.low.astype(object), space.high.astype(object)  # exact: int64 would overflow
-    sizes = high - low + 1
+    sizes = np.asarray(high - low + 1)  # of a Box of shape (), the difference is no array
     if sizes.size and sizes.max() > _MOST_CHOICES:
         raise EnvError(
             f"Action space {' '.join(str(space).split())} has {sizes.max():,} values in a dimension, and each would be "
