@@ -31,7 +31,7 @@ def gae(
         next_value: (N, T) V(s_{t+1}), where s_{t+1} is what followed before any reset.
         done: (N, T) bool, the episode ended with this step for whatever reason.
         terminated: (N, T) bool, it ended in a terminal state.
-        discount: gamma; a tensor must broadcast against (N, 1).
+        discount: gamma, from 0 to 1; a tensor must broadcast against (N, 1).
         gae_lambda: lambda; likewise.
 
     Returns:
@@ -39,7 +39,7 @@ def gae(
 
     Raises:
         TypeError: an argument is no tensor, or of the wrong dtype.
-        ValueError: shapes differ, there are no time steps, or (where it can be read at once) a step is terminated but
+        ValueError: shapes differ, a coefficient is out of range, there are no time steps, or (where it can be read at once) a step is terminated but
             not done.
     """
     reward, value, next_value = (floating(x) for x in (reward, value, next_value))
@@ -48,12 +48,15 @@ def gae(
         check_mask(name, mask, reward)
     for name, coefficient in (("discount", discount), ("gae_lambda", gae_lambda)):
         check_coefficient(name, coefficient, reward)
+        if not isinstance(coefficient, Tensor) and not coefficient <= 1:
+            raise ValueError(f"{name} is {coefficient}, but must be from 0 to 1")
     if not reward.shape[-1]:
         raise ValueError(f"reward has shape {tuple(reward.shape)}, but must have at least one time step")
     if known_true(terminated > done):
         raise ValueError("terminated is true for a step for which done is not, but an episode that terminates is done")
     with torch.no_grad():
         reward, value, next_value = reward.float(), value.float(), next_value.float()
+        discount, gae_lambda = (x.float() if isinstance(x, Tensor) else x for x in (discount, gae_lambda))
         delta = reward + discount * torch.where(terminated, 0.0, next_value) - value
         carry = torch.where(done, 0.0, torch.ones_like(delta) * (discount * gae_lambda))
         deltas, carries = delta.unbind(-1), carry.unbind(-1)

@@ -131,9 +131,12 @@ def decoupled_kl_loss(
     if mask is not None:
         check_mask("mask", mask, logp)
     check_coefficient("kl_coefficient", kl_coefficient, logp)
-    if isinstance(kl_coefficient, (int, float)) and kl_coefficient == 0:
-        kl = torch.zeros_like(logp)  # 0 times an infinite KL would be NaN
     logp, logp_behavior, advantage, kl = _masked(mask, logp, logp_behavior, advantage, kl)
+    # 0 times an infinite KL would be NaN
+    if isinstance(kl_coefficient, Tensor):
+        kl = torch.where(kl_coefficient == 0, 0.0, kl)
+    elif kl_coefficient == 0:
+        kl = torch.zeros_like(logp)
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
     weight = torch.exp(logp - logp_behavior)
     return -_mean(weight * advantage - kl_coefficient * kl, mask)
@@ -364,5 +367,5 @@ def _masked(mask: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
 
 def _mean(value: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
-        return value.mean()
+        return value.mean() if value.numel() else value.sum()
     return torch.where(mask, value, torch.zeros((), device=value.device)).sum() / mask.sum().clamp(min=1)

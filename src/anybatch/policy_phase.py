@@ -65,6 +65,8 @@ class Learner:
     """Data of the last iterations that has passes to come, if these are spread out."""
     policy_statistics: bool = True
     """Whether to compute :func:`~anybatch.diagnostics.statistics.policy_statistics`."""
+    lag: int = 0
+    """Age of the iteration's data in iterations, for an interpolated proximal policy."""
     programs: dict[Callable[..., Any], dict[Any, Program]] = field(default_factory=dict)
     """Compiled programs of each loss, if ``compile`` is set."""
 
@@ -92,10 +94,15 @@ class Learner:
         assert normalizer is not None
         normalizer.update(moments, self.config.rollout.steps)
 
-    def at(self, progress: float) -> Learner:
-        """The same learner with the coefficients of its schedules when ``progress`` (0 to 1) of the run is done."""
+    def at(self, progress: float, lag: int = 0) -> Learner:
+        """The same learner with the coefficients of its schedules when ``progress`` (0 to 1) of the run is done.
+
+        ``lag`` is the age of the data that it will train on, in iterations.
+        """
         policy = scheduled_policy(self.config.policy, progress)
-        return self if policy is self.config.policy else replace(self, config=replace(self.config, policy=policy))
+        if policy is self.config.policy and lag == self.lag:
+            return self
+        return replace(self, config=replace(self.config, policy=policy), lag=lag)
 
     @property
     def device(self) -> torch.device:
@@ -207,7 +214,7 @@ def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Los
     logp_theta = policy.log_prob(minibatch.action)
     with torch.no_grad():
         if config.interpolated:
-            share = _behavior_share(learner.config)
+            share = _behavior_share(learner.config, learner.lag)
             logp_proximal = interpolated_logp(logp_theta, minibatch.behavior_logp, share)
         else:
             logp_proximal = learner.proximal.log_prob(minibatch, proximal)
@@ -228,10 +235,10 @@ def _policy_terms(minibatch: Minibatch, params: Tensor, learner: Learner) -> Los
     return loss - _mean_over_runs(config.entropy_coefficient * entropy), terms, samples
 
 
-def _behavior_share(config: TrainConfig) -> float | Tensor:
+def _behavior_share(config: TrainConfig, lag: int) -> float | Tensor:
     """Share of the behaviour policy in an interpolated proximal one, (R, 1) for R stacked runs."""
     steps = config.optimizer.minibatches * config.optimizer.policy_epochs
-    share = behavior_share(config.policy.center_of_mass, config.rollout.source.lag * steps)
+    share = behavior_share(config.policy.center_of_mass, lag * steps)
     return share.float().unsqueeze(-1) if isinstance(share, Tensor) else share
 
 

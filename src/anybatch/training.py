@@ -100,14 +100,14 @@ def training_loop(run: LoopRun, components: Components) -> None:
     while not run.finished and not any_worker(learner.interrupts.requested):
         timer.restart()
         learner.optimizers.set_progress(run.progress)
-        scheduled = learner.at(run.progress)
         rollout = _sample(components.source, run.iteration)
         timer.end("sampling")
         if rollout.observation_moments is not None:
             learner.update_observation_normalizer(rollout.observation_moments)
         reward = reward_normalizer(rollout.reward, rollout.first) if reward_normalizer else rollout.reward
         batch, statistics = estimate_advantages(rollout, reward, config, components.advantage_normalizer)
-        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, scheduled, run.show_status)
+        present = learner.at(run.progress, run.iteration - rollout.version)
+        optimization = staleness(rollout, run.iteration, config) | policy_phase(batch, present, run.show_status)
         statistics |= mean_over_workers(optimization, local_fraction)
         statistics |= learner.optimizers.follow(statistics)
         if auxiliary:

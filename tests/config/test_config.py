@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from anybatch.config import fields
 from anybatch.config.io import from_dict, override, read_config_file, to_dict, to_yaml
-from anybatch.config.schema import OptimizerConfig, TrainConfig
+from anybatch.config.schema import EnvConfig, OptimizerConfig, PolicyConfig, TrainConfig
 from anybatch.config.validation import _RANGES, validate
 from anybatch.errors import AnybatchError, ConfigError
 from anybatch.presets import PRESETS, ppg, ppg_ewma, ppo, ppo_ewma
@@ -401,6 +402,9 @@ def test_every_number_has_a_rule() -> None:
     assert set(_RANGES) < numbers
 
 
+STALE: dict[str, Any] = {"rollout.source.kind": "delayed", "delay": 4}
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -438,6 +442,23 @@ def test_every_number_has_a_rule() -> None:
         ({"kl_stop": 0.01, "policy_epochs": 1}, ["optimizer.kl_stop is 0.01", "one policy epoch"]),
         ({"interpolated": True, "proximal": "ewma"}, ["policy.interpolated is true", "policy.proximal ewma"]),
         ({"interpolated": True, "objective": "kl"}, ["policy.interpolated is true", "kl_estimator half-squared"]),
+        ({"interpolated": True}, ["policy.interpolated is true", "rollout.source.kind synchronous"]),
+        ({"interpolated": True, **STALE, "compile": True}, ["compile is True", "policy.interpolated"]),
+        ({"interpolated": True, **STALE, "epoch_window": 4.0}, ["optimizer.epoch_window is 4", "policy.interpolated"]),
+        ({"interpolated": True, **STALE, "kl_target": 0.01}, ["optimizer.kl_target is 0.01", "policy.interpolated"]),
+        ({"interpolated": True, **STALE, "kl_stop": 0.01}, ["optimizer.kl_stop is 0.01", "policy.interpolated"]),
+        # with one gradient step an iteration, the recent policy is the policy itself, however old the data
+        (
+            {**STALE, "proximal": "recent", "kl_target": 0.01, "policy_epochs": 1, "minibatches": 1},
+            ["optimizer.kl_target is 0.01", "one gradient step", "recent"],
+        ),
+        ({"proximal": "ewma", "center_of_mass": 0.0}, ["policy.center_of_mass is 0", "policy.proximal behavior"]),
+        ({"objective": "kl", "clip_schedule": "linear"}, ["policy.clip_schedule is 'linear'", "objective kl"]),
+        ({"num_envs": 1, "steps": 1, "minibatches": 1}, ["advantage.normalize", "one sample", "advantage.span"]),
+        (
+            {"rollout.source": {"kind": "delayed", "delay": 1, "max_lag": 4}, "proximal": "recent"},
+            ["rollout.source.max_lag is 4", "delayed"],
+        ),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
         *(
             (
@@ -480,8 +501,8 @@ def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[st
         {"policy.clip": math.inf, "rollout.source.kind": "delayed", "delay": 4},  # nothing is limited
         {"proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"rollout.source.kind": "delayed", "delay": 0},
-        {"interpolated": True, "rollout.source.kind": "delayed", "delay": 4},
-        {"interpolated": True, "objective": "kl", "kl_estimator": "half-squared"},
+        {"interpolated": True, **STALE},
+        {"interpolated": True, "objective": "kl", "kl_estimator": "half-squared", **STALE},
         {"epoch_window": 4.0},  # coupled, but as old in environment steps as at the tuned batch
         {"epoch_window": 4.0, "proximal": "ewma", "rollout.source.kind": "delayed", "delay": 4},
         {"num_envs": 9, "minibatches": 4, "steps": 8},
@@ -490,6 +511,34 @@ def test_combinations_that_make_no_sense(changes: dict[str, Any], parts: list[st
 )
 def test_combinations_that_make_sense(changes: dict[str, Any]) -> None:
     validate(ppo(ENV, **changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (TrainConfig(policy=PolicyConfig(objective="CLIP")), "policy.objective is 'CLIP'"),  # type: ignore[arg-type]
+        (TrainConfig(policy=PolicyConfig(proximal="EWMA")), "policy.proximal is 'EWMA'"),  # type: ignore[arg-type]
+        (TrainConfig(policy=PolicyConfig(importance="behaviour")), "importance is"),  # type: ignore[arg-type]
+        (TrainConfig(optimizer=OptimizerConfig(kind="Adam")), "optimizer.kind is 'Adam'"),  # type: ignore[arg-type]
+        (TrainConfig(total_env_steps=1.5), "total_env_steps is 1.5, but must be an integer"),  # type: ignore[arg-type]
+        (TrainConfig(env=EnvConfig(num_envs=4.5)), "env.num_envs is 4.5, but must be an integer"),  # type: ignore[arg-type]
+    ],
+)
+def test_configurations_made_directly_are_checked_like_others(config: TrainConfig, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        validate(config)
+
+
+def test_values_of_other_libraries_and_of_yaml() -> None:
+    config = override(TrainConfig(), {"num_envs": np.int64(4), "step_size": np.float32(0.5), "max_grad_norm": "none"})
+    assert (config.env.num_envs, config.optimizer.step_size, config.optimizer.max_grad_norm) == (4, 0.5, None)
+    assert type(config.env.num_envs) is int and type(config.optimizer.step_size) is float
+    for changes, words in (
+        ({"info_keys": "is_success"}, "must be a list of values"),
+        ({"log_std_bounds": (1,)}, "must be 2 values or none"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            override(TrainConfig(), changes)
 
 
 def test_config_errors_are_value_errors_and_anybatch_errors() -> None:

@@ -130,5 +130,10 @@ def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
     assert jobs[1].config == rescale(plain[0].config, num_envs=16)[0]  # 3e-4 / sqrt(16)
     assert jobs[1].config.optimizer.step_size == pytest.approx(7.5e-5)
     assert assumption(tmp_path / "grid.yaml") == ""
+    sections = "base: ppo-ewma\nset: {env: {num_envs: 32}, divide_batch_by: 4}\ntuned_at: {num_envs: 64}\n"
+    with pytest.raises(ConfigError, match=r"env.num_envs 32 says where the run takes place"):
+        read_grid(write(tmp_path / "sections.yaml", sections), PRESETS)
+    nested = "base: ppo-ewma\nset: {env: {num_envs: 16}, optimizer: {step_size: 3e-4}}\n"
+    assert "not scaled: optimizer.step_size" in assumption(write(tmp_path / "nested.yaml", nested))
     divided = "base: ppo-ewma\nset: {step_size: 3e-4, divide_batch_by: 16}\ntuned_at: {num_envs: 256}\n"
     assert read_grid(write(tmp_path / "divided.yaml", divided), PRESETS)[0].config == jobs[1].config

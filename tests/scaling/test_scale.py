@@ -593,3 +593,64 @@ def test_a_factor_for_more_environments_than_exist_is_refused_at_once(c: float) 
     with pytest.raises(ConfigError, match=r"env.num_envs is 256000000000"):
         scaling.rescale(ppo_ewma("gym:CartPole-v1"), num_envs=256 * 10**9)
     assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"adam_step": "squareroot"}, "adam_step is 'squareroot', but must be one of sqrt, linear, none"),
+        ({"adam_betas": "beta1"}, "adam_betas is 'beta1', but must be one of True, False, keep, both, beta2"),
+        ({"epochs": "spred"}, "epochs is 'spred'"),
+        ({"max_grad_norm": "Sqrt"}, "max_grad_norm is 'Sqrt'"),
+        ({"adam_eps": True}, "adam_eps is True"),
+        ({"ewma": "no"}, "ewma is 'no', but must be one of True, False"),
+        ({"rule": "fixed_minibatch"}, "rule is 'fixed_minibatch', but must be one of paper, fixed-minibatch"),
+        ({"num_envs": 64.5}, "env.num_envs is 64.5, but must be an integer"),
+        ({"num_envs": True}, "env.num_envs is True, but must be an integer"),
+        ({"overrides": {"optimizer.stepsize": 1.0}}, "optimizer.stepsize is not a field"),
+    ],
+)
+def test_an_option_that_is_no_choice_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        scaling.rescale(ppo_ewma(), **{"num_envs": 64, **options})
+
+
+def test_words_of_the_command_line_mean_the_same_in_python() -> None:
+    for words, value in (("keep", False), ("both", True)):
+        assert scaling.scale(ppo_ewma(), 4, adam_betas=words) == scaling.scale(ppo_ewma(), 4, adam_betas=value)
+    assert scaling.scale(ppo_ewma(), 4, adam_betas="keep")[0].optimizer.adam_betas == (0.9, 0.999)
+
+
+def test_an_interpolated_proximal_policy_keeps_its_age() -> None:
+    config = ppo(interpolated=True, **{"rollout.source.kind": "delayed", "delay": 8})
+    small, _ = scaling.scale(config, 4)
+    # centre of mass 8 of 8 iterations x 24 steps, then 32 of 32 x 24: the share stays 1/24
+    assert (small.policy.center_of_mass, small.rollout.source.delay) == (32, 32)
+    assert "proximal" not in {finding.check for finding in scaling.validity(small, config)}
+
+
+def test_a_divergence_from_data_as_old_as_before_stays() -> None:
+    limits = {"kl_target": 0.02, "kl_stop": 0.03}
+    stale = ppo(allow_stale_coupled=True, **limits, **{"rollout.source.kind": "delayed", "delay": 8})
+    small, _ = scaling.scale(stale, 4)
+    assert (small.optimizer.kl_target, small.optimizer.kl_stop) == (0.02, 0.03)
+    # a single pass of the policy is over fresh data, however many the value function makes
+    once = ppo(policy_epochs=1, value_epochs=3, kl_target=0.02)
+    assert scaling.scale(once, 4, epochs="spread")[0].optimizer.kl_target == 0.005
+
+
+def test_gradients_hardly_change_beyond_the_noise_scale() -> None:
+    config = ppo_ewma(max_grad_norm=0.5, adam_eps=1e-5)
+    batch = config.optimization_batch
+    # E|g|^2 = |G|^2 (1 + B_noise/B): at B = B_noise it grows from 2 to 5, and so the norm by sqrt(2.5)
+    near, _ = scaling.scale(config, 4, noise_scale=float(batch), max_grad_norm="sqrt")
+    assert near.optimizer.max_grad_norm == pytest.approx(0.5 * 2.5**0.5)
+    assert near.optimizer.adam_eps == pytest.approx(1e-5 * 2.5**0.5)
+    assert not {"max_grad_norm", "adam_eps"} & {finding.check for finding in scaling.validity(near, config)}
+    # (8192 + 4) / (8192 + 1)
+    beyond, _ = scaling.scale(config, 4, noise_scale=1.0, max_grad_norm="sqrt")
+    assert beyond.optimizer.adam_eps == pytest.approx(1e-5 * (8196 / 8193) ** 0.5)
+
+
+def test_a_step_size_of_0_stays() -> None:
+    assert scaling.scale(ppo_ewma(step_size=0.0), 4)[0].optimizer.step_size == 0

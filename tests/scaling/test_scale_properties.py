@@ -40,7 +40,7 @@ def configs(draw: st.DrawFn) -> TrainConfig:
             "optimizer.minibatches": draw(st.sampled_from([1, 2, 4, 8])),
             "optimizer.step_size": draw(st.floats(1e-6, 1e-1)),
             "optimizer.kind": draw(st.sampled_from(["adam", "sgd"])),
-            "policy.center_of_mass": draw(st.floats(0, 100)),
+            "policy.center_of_mass": draw(st.floats(0.01, 100)),
             "policy.proximal": draw(st.sampled_from(["ewma", "behavior"])),
             "advantage.span": draw(st.floats(1, 100)),
             "advantage.normalize": draw(st.booleans()),

@@ -95,6 +95,7 @@ def test_limits() -> None:
     assert scaling.advantage_span(2, divide_batch_by=0.25) == 1  # an iteration at least
     assert scaling.policy_iterations(3, divide_batch_by=0.5) == 2  # 1.5 to the nearest even number
     assert scaling.max_lag(0, divide_batch_by=4) == 0  # fresh data stays fresh
+    assert scaling.adam_step_size(0.0, divide_batch_by=4) == 0  # nothing is trained, as before
     assert scaling.max_lag(1, divide_batch_by=0.1) == 1  # stale data stays stale
     with pytest.raises(ConfigError, match=r"policy_iterations would be 2 x 0.2 = 0.4"):
         scaling.policy_iterations(2, divide_batch_by=0.2)
@@ -103,8 +104,8 @@ def test_limits() -> None:
 @pytest.mark.parametrize(
     ("rule", "good", "bad"),
     [
-        ("adam_step_size", 1e-3, [0.0, -1.0, math.nan, math.inf]),
-        ("sgd_step_size", 1e-3, [0.0, math.inf]),
+        ("adam_step_size", 1e-3, [-1.0, math.nan, math.inf]),
+        ("sgd_step_size", 1e-3, [-1.0, math.inf]),
         ("adam_beta", 0.9, [1.0, -0.1, math.nan]),
         ("center_of_mass", 8.0, [-1.0, math.inf, math.nan]),
         ("advantage_span", 1.0, [0.5, math.inf]),

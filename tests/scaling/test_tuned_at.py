@@ -83,6 +83,20 @@ def test_minibatches_of_a_fixed_size_are_computed(tuned_at: TunedAt) -> None:
     assert carried.config.optimizer.minibatches == 8 * 512 // (tuned_at.num_envs or 256)
 
 
+def test_a_number_of_the_batch_that_is_given_is_no_number_to_compute() -> None:
+    base = ppg_ewma()
+    # by the rule one of 4 workers would remain; the user has 4, which is also the preset's number
+    config = override(base, {"num_envs": 64, "workers": 4})
+    scaled = carry(base, config, {"env.num_envs", "workers"}).config
+    assert (scaled.workers, scaled.aux.minibatches_per_epoch, scaled.aux.step_size) == (4, 512, 5e-4)
+    assert carry(base, base, {"workers"}).changes == []
+    for minibatches in (4, 8):  # 8 is the preset's
+        config = override(base, {"num_envs": 64, "minibatches": minibatches})
+        with pytest.raises(ConfigError, match="leave minibatches out"):
+            given = {"env.num_envs", "optimizer.minibatches"}
+            carry(base, config, given, options=Adjustments(rule="fixed-minibatch"))
+
+
 def test_ppo_is_converted_at_the_batch_where_it_was_tuned() -> None:
     base = ppo()
     config = override(base, {"num_envs": 16, "minibatches": 16})

@@ -7,7 +7,7 @@ import difflib
 import functools
 import operator
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from anybatch.config.frameworks.tables import explain
@@ -79,6 +79,22 @@ def resolve(name: str) -> str:
     if dataclasses.is_dataclass(types().get(section)):
         raise unknown(last, types(types()[section]), f"{section}.")
     raise unknown(name, [*types(), *(full.split(".")[-1] for full in types())])
+
+
+def given(changes: Mapping[str, Any]) -> set[str]:
+    """Full names of the fields that changes by name set, those inside of sections included.
+
+    Raises:
+        ConfigError: no field has such a name, or several could be meant.
+    """
+    found = set()
+    for name, value in changes.items():
+        full = resolve(name)
+        if dataclasses.is_dataclass(types()[full]) and isinstance(value, Mapping):
+            found |= given({f"{full}.{key}": inner for key, inner in value.items()})
+        else:
+            found.add(full)
+    return found
 
 
 def unknown(name: str, known: Iterable[str], section: str = "", otherwise: str = "") -> ConfigError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import numbers
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -153,6 +154,8 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         return value
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
+        if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
+            return None  # as on the command line; YAML's word is null
         exact = [option for option in options if option in (bool, int, float, str) and type(value) is option]
         for option in exact or options:
             try:
@@ -165,7 +168,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
         if inner[-1] is Ellipsis:  # any number of them
             inner = inner[:1] * len(value) if isinstance(value, (list, tuple)) else inner[:1]
         if not isinstance(value, (list, tuple)) or len(value) != len(inner):
-            raise ConfigError(f"{name} is {shown(value)}, but must be {len(inner)} values")
+            raise ConfigError(f"{name} is {shown(value)}, but must be {_words(kind)}")
         return tuple(_convert(option, item, name) for option, item in zip(inner, value, strict=True))
     if origin is dict:
         if not isinstance(value, Mapping):
@@ -174,8 +177,10 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if kind in (int, float) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         with contextlib.suppress(ValueError):
             value = float(value)
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
+    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)  # NumPy's too
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):
@@ -185,4 +190,7 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
 
 def _words(kind: Any) -> str:
     known = {int: "an integer", float: "a number", str: "text", bool: "true or false", type(None): "none"}
+    if typing.get_origin(kind) is tuple:
+        inner = typing.get_args(kind)
+        return "a list of values" if inner[-1] is Ellipsis else f"{len(inner)} values"
     return known.get(kind, str(kind))

@@ -51,7 +51,7 @@ def curve(schedule: str) -> Curve:
         fraction, _, value = word.partition(":")
         points.append((float(fraction), float(value)))
     fractions = [fraction for fraction, _ in points]
-    if fractions != sorted(fractions) or not 0 <= fractions[0] <= fractions[-1] <= 1:
+    if fractions != sorted(fractions) or not all(0 <= fraction <= 1 for fraction in fractions):
         raise ValueError(f"fractions {fractions}")
     if not all(0 <= value < math.inf for _, value in points):
         raise ValueError("factors")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from anybatch.config import fields, schedules
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
+from anybatch.config.io import from_dict, to_dict
 from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError, shown
 
@@ -97,6 +98,7 @@ def validate(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: one sentence about the first problem.
     """
+    from_dict(to_dict(config))  # the types of the fields, which Python does not check when it makes a configuration
     for name, (allowed, words) in _RANGES.items():
         value = fields.get(config, name)
         if value is None:  # only where its type allows it
@@ -114,6 +116,11 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_policy(config)
     _check_source(config)
     _check_recurrent(config)
+    if config.advantage.normalize and config.advantage.span == 1 and config.iteration_batch == 1:
+        raise ConfigError(
+            "advantage.normalize is true with a span of 1 and one sample an iteration, which subtracts each advantage "
+            "from itself; set advantage.span to a number of iterations, or advantage.normalize false"
+        )
     if config.eval.stop_at is not None and config.eval.every is None:
         raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
     return config
@@ -192,6 +199,16 @@ def _check_gaussian(config: TrainConfig) -> None:
 def _check_policy(config: TrainConfig) -> None:
     policy = config.policy
     limited = policy.clip < math.inf if policy.objective == "clip" else policy.kl_coefficient > 0
+    if policy.proximal == "ewma" and policy.center_of_mass == 0:
+        raise ConfigError(
+            "policy.center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
+            "number above 0, or policy.proximal behavior"
+        )
+    if policy.objective == "kl" and policy.clip_schedule != schedules.CONSTANT:
+        raise ConfigError(
+            f"policy.clip_schedule is {shown(policy.clip_schedule)}, but policy.objective kl does not clip; set it to "
+            "constant, or policy.objective clip"
+        )
     if policy.proximal != "behavior" and not limited:
         field = "policy.clip inf" if policy.objective == "clip" else "policy.kl_coefficient 0"
         raise ConfigError(
@@ -222,10 +239,17 @@ def _check_policy(config: TrainConfig) -> None:
 
 
 def _check_kl(config: TrainConfig) -> None:
-    """Refuse limits of a KL divergence that is always 0, or is never looked at."""
-    optimizer = config.optimizer
+    """Refuse limits of a KL divergence that is always 0, is not computed, or is never looked at."""
+    optimizer, policy = config.optimizer, config.policy
+    for name in ("kl_target", "kl_stop"):
+        if policy.interpolated and getattr(optimizer, name) is not None:
+            raise ConfigError(
+                f"optimizer.{name} is {getattr(optimizer, name):g}, but policy.interpolated true computes no proximal "
+                f"policy, and so no divergence from it; set optimizer.{name} to None, or policy.proximal ewma"
+            )
     steps = optimizer.minibatches * optimizer.policy_epochs
-    if optimizer.kl_target is not None and steps == 1 and config.policy.proximal != "ewma" and not config.stale:
+    itself = policy.proximal == "recent" or (policy.proximal == "behavior" and not config.stale)
+    if optimizer.kl_target is not None and steps == 1 and itself:
         raise ConfigError(
             f"optimizer.kl_target is {optimizer.kl_target:g}, but an iteration has one gradient step, before which the "
             f"policy is the proximal one (policy.proximal {config.policy.proximal}); set policy.proximal ewma, or more "
@@ -270,6 +294,21 @@ def _check_interpolated(config: TrainConfig) -> None:
             "policy.interpolated is true, but gives log-probabilities of the sampled actions alone, and the exact KL "
             "divergence needs those of all; set policy.objective clip, or policy.kl_estimator half-squared"
         )
+    if config.rollout.source.kind == "synchronous":
+        raise ConfigError(
+            "policy.interpolated is true, but needs stale data: with rollout.source.kind synchronous the behaviour "
+            "policy is as recent as a proximal policy can be; set it to false, or rollout.source.kind delayed or "
+            "asynchronous"
+        )
+    for name, value, usual in (
+        ("compile", config.compile, False),
+        ("optimizer.epoch_window", config.optimizer.epoch_window, 1),
+    ):
+        if value != usual:
+            raise ConfigError(
+                f"{name} is {value}, but policy.interpolated computes with the age of each iteration's data, which "
+                f"would not be right then; leave one of them out"
+            )
 
 
 def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
@@ -316,6 +355,11 @@ def _check_source(config: TrainConfig) -> None:
         raise ConfigError(
             f"rollout.source.delay is {source.delay}, but rollout.source.kind is {source.kind}; "
             "set rollout.source.kind delayed, or delay 0"
+        )
+    if source.kind == "delayed" and source.max_lag != type(source)().max_lag:
+        raise ConfigError(
+            f"rollout.source.max_lag is {source.max_lag}, but rollout.source.kind is delayed; set rollout.source.delay, "
+            "or rollout.source.kind asynchronous"
         )
     for name in ("deterministic", "ray_workers"):
         if source.kind != "asynchronous" and getattr(source, name):

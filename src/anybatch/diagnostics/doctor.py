@@ -24,7 +24,7 @@ from anybatch.diagnostics.columns import (
 from anybatch.diagnostics.critical_batch import compare_with_noise_scale
 from anybatch.scaling.conditions import OLD_SHARE_OF_RUN
 from anybatch.scaling.findings import Finding
-from anybatch.scaling.rules import proximal_age
+from anybatch.scaling.rules import has_center_of_mass, proximal_age
 
 _TOO_FEW_ROWS = 5
 _FEW_CLIPPED, _MANY_CLIPPED, _MANY_CLIPPED_IN_EPOCHS = 0.01, 0.1, 0.2
@@ -173,7 +173,7 @@ def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
-    if not _ewma(config):
+    if not has_center_of_mass(config.policy):
         iterations = 1
         if config.policy.proximal == "behavior" and config.stale:
             iterations += config.rollout.source.delay or config.rollout.source.max_lag

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anybatch.config.schema import PolicyConfig
 from anybatch.models.distributions import Distribution
-from anybatch.objectives import LogProbs, check_alike, check_coefficient
+from anybatch.objectives import LogProbs, check_alike, check_coefficient, half_squared_log_ratio
 
 
 def clip_fraction(logp: Tensor, logp_proximal: Tensor, clip: float | Tensor) -> Tensor:
@@ -199,4 +199,6 @@ class Averages:
         policy, proximal, behavior = map(self._distribution, (params, proximal_params, behavior_params))
         logp = LogProbs(*logps)
         statistics = policy_statistics(policy, proximal, behavior, logp, clip=clip, max_importance_ratio=cap)
+        if self._config.interpolated:  # its parameters are not known
+            statistics["kl_proximal"] = half_squared_log_ratio(logp.theta, logp.proximal).mean()
         return {**statistics, "max_log_ratio": (logp.theta[0] - logp.behavior[0]).abs().max()}

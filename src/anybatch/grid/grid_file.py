@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anybatch.config.fields import resolve
+from anybatch.config import fields
 from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
@@ -58,13 +58,13 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
             raise ConfigError(f"{path}: vary: {name} is {shown(values)}, but must be a list of values")
     jobs = []
     for name, changes in variants.items():
-        fields = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
-        base = _base(fields.pop("base", grid.get("base")), path, presets)
+        own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
+        base = _base(own.pop("base", grid.get("base")), path, presets)
         for values in itertools.product(*vary.values()):
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config, findings = _override_and_scale(base, {**common, **fields, **varied}, tuned_at)
+                config, findings = _override_and_scale(base, {**common, **own, **varied}, tuned_at)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             require_trust(config, path, trust_code=trust_code)
@@ -88,8 +88,9 @@ def assumption(path: Path) -> str:
     if grid.get("tuned_at"):
         return ""
     variants = [x or {} for x in (grid.get("variants") or {}).values()]
-    names = {name for entry in (grid.get("set") or {}, *variants, grid.get("vary") or {}) for name in entry}
-    given = {resolve(name) for name in names - {"base", "divide_batch_by"}}
+    entries = [grid.get("set") or {}, *variants, dict.fromkeys(grid.get("vary") or {})]
+    others = ("base", "divide_batch_by")
+    given = set().union(*(fields.given({k: x for k, x in entry.items() if k not in others}) for entry in entries))
     batch, followers = given & set(BATCH), sorted(given & set(FOLLOWERS))
     if not (batch and followers):
         return ""
@@ -104,7 +105,7 @@ def _override_and_scale(
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
     divide_batch_by = changes.pop("divide_batch_by", 1)
     config = override(base, changes)
-    given = {resolve(name) for name in changes}
+    given = fields.given(changes)
     if not tuned_at.numbers():
         scaled, tuned = config if divide_batch_by == 1 else scale(config, divide_batch_by)[0], config
     else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ScalingWarning
 from anybatch.scaling.findings import Finding
-from anybatch.scaling.rules import TOLERANCE, proximal_age, staleness
+from anybatch.scaling.rules import TOLERANCE, has_center_of_mass, proximal_age, staleness
 
 LEAST_CENTER_OF_MASS = 0.5
 """Below this the newest weights make up more than two thirds of the proximal EWMA."""
@@ -81,14 +81,14 @@ def _epochs(config: TrainConfig, reference: TrainConfig | None) -> Iterator[Find
 
 def _conditions(config: TrainConfig) -> Iterator[Finding]:
     optimizer, policy = config.optimizer, config.policy
-    if policy.proximal != "ewma":
+    if not has_center_of_mass(policy):
         yield _warning(
             "proximal",
             f"policy.proximal {policy.proximal}",
             "the age of the proximal policy is the iteration batch and cannot be kept",
             "use ppo-ewma or ppg-ewma, or set --policy.proximal ewma",
         )
-    elif policy.center_of_mass < LEAST_CENTER_OF_MASS:
+    elif policy.proximal == "ewma" and policy.center_of_mass < LEAST_CENTER_OF_MASS:
         yield _warning(
             "center_of_mass",
             f"policy.center_of_mass {policy.center_of_mass:.3g}",
@@ -117,7 +117,7 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
     optimizer, before = config.optimizer, None if reference is None else reference.optimizer
     root = 1.0 if reference is None else (reference.optimization_batch / config.optimization_batch) ** 0.5
     limit, before_limit = optimizer.max_grad_norm, before and before.max_grad_norm
-    if limit is not None and not (before_limit and math.isclose(limit, before_limit * root)):
+    if limit is not None and not (before_limit and _followed(limit, before_limit, root)):
         yield _warning(
             "max_grad_norm",
             f"optimizer.max_grad_norm {limit:g}",
@@ -130,7 +130,7 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
         optimizer.kind == "adam"
         and before is not None
         and eps > _NEGLIGIBLE_EPS
-        and not math.isclose(eps, before.adam_eps * root)
+        and not _followed(eps, before.adam_eps, root)
     ):
         yield _warning(
             "adam_eps",
@@ -138,6 +138,12 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
             "Adam adds it to the length of gradients, which grows as batches get smaller",
             "let it follow the batch, without --scaling.adam-eps none, or set --optimizer.adam-eps 1e-8",
         )
+
+
+def _followed(number: float, before: float, root: float) -> bool:
+    """Whether a number has changed by sqrt(c), or by less, as it does near the noise scale."""
+    exact = before * root
+    return math.isclose(number, exact) or (number != before and min(before, exact) <= number <= max(before, exact))
 
 
 def _length(config: TrainConfig) -> Iterator[Finding]:
@@ -150,7 +156,7 @@ def _length(config: TrainConfig) -> Iterator[Finding]:
             "train for longer, or lower aux.policy_iterations",
         )
     age = proximal_age(config)
-    if config.policy.proximal == "ewma" and age > OLD_SHARE_OF_RUN * total:
+    if has_center_of_mass(config.policy) and age > OLD_SHARE_OF_RUN * total:
         yield _warning(
             "proximal_age",
             f"the proximal policy is {age:,.0f} environment steps old in a run of {total:,}",

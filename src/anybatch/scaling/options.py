@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from anybatch.errors import ConfigError, shown
 
 AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
 """Divisor of Adam's step size: sqrt(c), c, or none."""
-AdamBetas: TypeAlias = bool | Literal["beta2"]
-"""Decay rates of Adam that are raised to the power 1/c: none, both, or the second."""
+AdamBetas: TypeAlias = bool | Literal["keep", "both", "beta2"]
+"""Decay rates of Adam that are raised to the power 1/c: none (keep, or False), both (or True), or the second."""
 
 WithNoise: TypeAlias = Literal["sqrt", "none"]
 """Factor of a number that is compared with gradients: sqrt(c), as their noise grows, or none."""
 
 Epochs: TypeAlias = Literal["at-once", "spread"]
 """Several passes over a sample: all in its iteration, or as far apart in environment steps as at the tuned batch."""
+
+RuleName: TypeAlias = Literal["paper", "fixed-minibatch"]
+"""Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,16 @@ class Rules:
     epochs: Epochs = "at-once"
     """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
 
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for an option that is not one of its choices: other text would count as yes or no."""
+        for name, kind in get_type_hints(type(self)).items():
+            check_choice(name, getattr(self, name), kind)
+
+    @property
+    def betas(self) -> tuple[bool, bool]:
+        """Whether Adam's first and second decay rate are raised to the power 1/c."""
+        return self.adam_betas in (True, "both"), self.adam_betas in (True, "both", "beta2")
+
 
 @dataclass(frozen=True)
 class Adjustments(Rules):
@@ -55,13 +70,12 @@ class Adjustments(Rules):
 
     adam_betas: Literal["keep", "both", "beta2"] = "keep"  # type: ignore[assignment]
     """Raise Adam's decay rates to the power 1/c."""
-    rule: Literal["paper", "fixed-minibatch"] = "paper"
+    rule: RuleName = "paper"
     """Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
 
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of :func:`anybatch.scaling.rescale`."""
-        betas = {"keep": False, "both": True, "beta2": "beta2"}[self.adam_betas]
-        return {x.name: getattr(self, x.name) for x in dataclasses.fields(Adjustments)} | {"adam_betas": betas}
+        return {x.name: getattr(self, x.name) for x in dataclasses.fields(Adjustments)}
 
 
 @dataclass(frozen=True)
@@ -70,3 +84,14 @@ class TrainScaling(Adjustments):
 
     off: bool = False
     """Adjust nothing: train with the numbers as they are."""
+
+
+def check_choice(name: str, value: Any, kind: Any) -> None:
+    """Raise a ConfigError unless ``value`` is one of the choices of ``kind``: a Literal, bool, or a union of the two."""
+    choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]
+    if choices and not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, choices))}")
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return (True, False) if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()

@@ -13,15 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
+from anybatch.config import fields
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import MOST_ENVS
+from anybatch.config.validation import MOST_ENVS, check_integer
 from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
-from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, Rules, WithNoise
+from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, RuleName, Rules, WithNoise, check_choice
 from anybatch.scaling.rules import (
     auxiliary_changes,
     iteration_changes,
@@ -99,7 +100,8 @@ def scale(
             worker remains, as in appendix B; one worker stays one worker.
         adam_step: divide the Adam step size by sqrt(c), by c (the ablation of appendix C), or not at all; SGD's is
             divided by c unless this is "none".
-        adam_betas: raise both of Adam's decay rates to the power 1/c, or "beta2" alone (appendix on Adam's betas).
+        adam_betas: raise "both" of Adam's decay rates to the power 1/c, "beta2" alone, or "keep" them (appendix on Adam's
+            betas); True and False mean both and keep.
         ewma: multiply the centre of mass of the proximal EWMA by c.
         advantage_norm: multiply the span of the advantage moments by c.
         policy_iterations: multiply N_pi by c (PPG).
@@ -107,18 +109,20 @@ def scale(
             number of workers alone (appendix B); else both numbers stay.
         staleness: multiply the delay of a delayed source, and the maximal lag of an asynchronous one, by c, rounded to
             a whole number of iterations and at least 1.
-        max_grad_norm: beyond the paper: multiply the maximum norm of the gradient by sqrt(c).
+        max_grad_norm: beyond the paper: "sqrt" multiplies the maximum norm of the gradient by sqrt(c).
         adam_eps: multiply Adam's epsilon by sqrt(c) if it is above the usual 1e-8.
         adaptive_step: raise ``optimizer.kl_factor`` to the power 1/c; and divide ``optimizer.kl_target`` and
             ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
-        noise_scale: in samples: step sizes saturate there; None takes it to be far above both batches.
+        noise_scale: in samples: step sizes and the numbers that gradients are compared with saturate there; None takes
+            it to be far above both batches.
         epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs.
 
     Returns:
         The new configuration, and every field that changed.
 
     Raises:
-        ConfigError: ``num_envs / c`` is not a whole number of environments, or does not fit the minibatches.
+        ConfigError: ``num_envs / c`` is not a whole number of environments, or does not fit the minibatches; or an
+            option is none of its choices.
 
     Warns:
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
@@ -136,7 +140,7 @@ def rescale(
     minibatches: int | None = None,
     workers: int | None = None,
     *,
-    rule: Literal["paper", "fixed-minibatch"] = "paper",
+    rule: RuleName = "paper",
     overrides: Mapping[str, Value] | None = None,
     **rules: Unpack[_RuleOptions],
 ) -> tuple[TrainConfig, list[Change]]:
@@ -165,9 +169,13 @@ def rescale(
     Warns:
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
+    check_choice("rule", rule, RuleName)
     for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False):
-        if number is not None and number < 1:
-            raise ConfigError(f"{field} is {number}, but must be an integer of at least 1")
+        if number is not None:
+            check_integer(field, number, at_least=1)
+    for field in overrides or {}:
+        if field not in fields.names():
+            raise fields.unknown(field, fields.names())
     if num_envs is not None and num_envs > MOST_ENVS:
         raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps

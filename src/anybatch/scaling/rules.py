@@ -10,7 +10,7 @@ import contextlib
 import math
 
 from anybatch.config.chunks import auxiliary_time_chunks
-from anybatch.config.schema import TrainConfig
+from anybatch.config.schema import PolicyConfig, TrainConfig
 from anybatch.errors import ConfigError
 from anybatch.scaling import single
 from anybatch.scaling.changes import ASKED, Change
@@ -33,15 +33,15 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         if root:
             why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
         changes.append(_step_size_change("optimizer.step_size", optimizer.step_size, c, root, why))
-    if rules.adam_betas and optimizer.kind == "adam":
-        beta1, _ = optimizer.adam_betas
-        slower1, slower2 = (single.adam_beta(beta, divide_batch_by=c) for beta in optimizer.adam_betas)
-        betas = (beta1 if rules.adam_betas == "beta2" else slower1, slower2)
-        rule = ("beta2 " if rules.adam_betas == "beta2" else "") + f"^ (1/{c:.6g})"
+    if any(rules.betas) and optimizer.kind == "adam":
+        each = zip(optimizer.adam_betas, rules.betas, strict=True)
+        beta1, beta2 = (single.adam_beta(beta, divide_batch_by=c) if raised else beta for beta, raised in each)
+        betas = (beta1, beta2)
+        rule = ("" if all(rules.betas) else "beta2 ") + f"^ (1/{c:.6g})"
         why = "Adam averages over as many samples"
         changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
     changes += _noise_changes(config, c, rules)
-    if rules.ewma and policy.proximal == "ewma":
+    if rules.ewma and has_center_of_mass(policy):
         center = policy.center_of_mass
         why = f"the proximal policy stays {proximal_age(config):,.0f} environment steps old"
         after = single.center_of_mass(center, divide_batch_by=c)
@@ -59,9 +59,16 @@ def _saturating_change(config: TrainConfig, c: float, noise_scale: float) -> Cha
 
 
 def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
-    """Changes of the numbers that gradients are compared with: the maximum norm and Adam's epsilon."""
+    """Changes of the numbers that gradients are compared with: the maximum norm and Adam's epsilon.
+
+    The mean square of a gradient is |G|^2 (1 + B_noise/B), with B_noise infinite unless it is given.
+    """
     optimizer, changes = config.optimizer, []
-    rule, noise = _times_root(c), f"noise {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
+    grown = "noise" if rules.noise_scale is None else "length"
+    if rules.noise_scale is not None:
+        batch = config.optimization_batch
+        c = (batch + c * rules.noise_scale) / (batch + rules.noise_scale)
+    rule, noise = _times_root(c), f"{grown} {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
     if rules.max_grad_norm == "sqrt" and optimizer.max_grad_norm is not None:
         limit, why = optimizer.max_grad_norm, f"as many gradients are clipped: their {noise}"
         after = limit if math.isinf(limit) else single.max_grad_norm(limit, divide_batch_by=c)
@@ -113,17 +120,17 @@ def _kl_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
     A step size changes by the factor f once an iteration, and so by f^(1/c) if there are c times as many iterations.
     The KL divergence from an EWMA stays the same, as the age of the EWMA does. Where the proximal policy is that of an
     iteration, its square root is the distance of K gradient steps in which noise dominates, K times as many as before
-    of 1/sqrt(c) of the size: the divergence is 1/c of what it was. With spread epochs the data, and with it a
-    behaviour policy, is as old as it was.
+    of 1/sqrt(c) of the size: the divergence is 1/c of what it was. With spread policy epochs, or stale data whose age
+    is kept, the data, and with it a behaviour policy, is as old as it was.
     """
     optimizer, changes = config.optimizer, []
     if optimizer.kl_target is not None:
         why = f"the step size changes as fast per environment step, in {_fewer(1 / c)} iterations"
         after = single.kl_factor(optimizer.kl_factor, divide_batch_by=c)
         changes.append(Change("optimizer.kl_factor", optimizer.kl_factor, after, f"^ (1/{c:.6g})", why))
-    several = max(optimizer.policy_epochs, optimizer.value_epochs) > 1
-    spread = rules.epochs == "spread" and several and config.policy.proximal == "behavior"
-    if config.policy.proximal != "ewma" and not spread:
+    spread = rules.epochs == "spread" and optimizer.policy_epochs > 1
+    as_old = config.policy.proximal == "behavior" and (spread or (rules.staleness and config.stale))
+    if config.policy.proximal != "ewma" and not as_old:
         why = (
             "the policy moves less in a smaller iteration" if c >= 1 else "the policy moves more in a larger iteration"
         )
@@ -216,6 +223,11 @@ def same_size_minibatches(config: TrainConfig, samples: int) -> int:
             f"{samples} samples would have {exact:.4g} of them; choose num_envs times rollout_steps as a multiple"
         )
     return int(exact)
+
+
+def has_center_of_mass(policy: PolicyConfig) -> bool:
+    """Whether the age of the proximal policy is ``center_of_mass``, which can follow the batch."""
+    return policy.proximal == "ewma" or policy.interpolated
 
 
 def proximal_age(config: TrainConfig) -> float:

@@ -30,9 +30,9 @@ def adam_step_size(step_size: float, *, divide_batch_by: float) -> float:
         The step size at 1/c of the batch.
 
     Raises:
-        ConfigError: an argument is not a number above 0.
+        ConfigError: the step size is below 0, or c not a number above 0.
     """
-    return float(_positive("step_size", step_size) / _factor(divide_batch_by) ** 0.5)
+    return float(_step_size(step_size) / _factor(divide_batch_by) ** 0.5)
 
 
 def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
@@ -46,9 +46,9 @@ def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
         The step size at 1/c of the batch.
 
     Raises:
-        ConfigError: an argument is not a number above 0.
+        ConfigError: the step size is below 0, or c not a number above 0.
     """
-    return _positive("step_size", step_size) / _factor(divide_batch_by)
+    return _step_size(step_size) / _factor(divide_batch_by)
 
 
 def saturating_step_size(
@@ -77,7 +77,7 @@ def saturating_step_size(
     """
     c, inverse = _factor(divide_batch_by), _positive("noise_scale", noise_scale) / _positive("batch", batch)
     factor = (1 + inverse) / (1 + inverse * c)
-    return float(_positive("step_size", step_size) * (factor**0.5 if adam else factor))
+    return float(_step_size(step_size) * (factor**0.5 if adam else factor))
 
 
 def adam_beta(beta: float, *, divide_batch_by: float) -> float:
@@ -255,9 +255,8 @@ def max_lag(lag: int, *, divide_batch_by: float) -> int:
     Raises:
         ConfigError: an argument is out of range.
     """
-    if lag == 0:
-        return 0
-    return max(1, round(_whole("lag", lag) * _factor(divide_batch_by)))
+    scaled = _whole("lag", lag, at_least=0) * _factor(divide_batch_by)
+    return max(1, round(scaled)) if lag else 0
 
 
 def _factor(divide_batch_by: float) -> float:
@@ -270,7 +269,12 @@ def _positive(name: str, value: float) -> float:
     return value
 
 
-def _whole(name: str, value: int) -> int:
-    if value < 1 or value != int(value):
-        raise ConfigError(f"{name} is {value}, but must be an integer of at least 1")
+def _step_size(value: float) -> float:
+    check_number("step_size", value, of="units", at_least=0)
+    return value
+
+
+def _whole(name: str, value: int, at_least: int = 1) -> int:
+    if not at_least <= value < math.inf or value != int(value):
+        raise ConfigError(f"{name} is {value}, but must be an integer of at least {at_least}")
     return value

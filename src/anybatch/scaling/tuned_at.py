@@ -110,6 +110,7 @@ def carry(
         asked.pop("optimizer.minibatches", None)  # computed
     if not asked:
         return Carried(config, config, [], notes)
+    asked |= {name: fields.get(config, name) for name in BATCH if name in given}  # by the rules they could change
     if overrides:
         notes.append(_assumed("to be for this batch, and not scaled", overrides))
     # a fresh base has no age to keep
