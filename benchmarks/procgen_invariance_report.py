@@ -58,6 +58,8 @@ def compare(arm: Sequence[Array], default: Sequence[Array]) -> Comparison:
     if min(map(len, samples)) < 2:
         return Comparison(difference, np.nan, np.nan)
     variances = np.array([sample.var(ddof=1) / len(sample) for sample in samples]) / len(arm) ** 2
+    if not variances.any():
+        return Comparison(difference, difference, difference)
     freedom = variances.sum() ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(variances, samples, strict=True))
     half = float(t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
     return Comparison(difference, difference - half, difference + half)
@@ -126,7 +128,8 @@ def ranks(score: Scores) -> str:
     """The paper's test, two-sided, of the final returns against the default arm's."""
     lines = []
     for arm in (ADJUSTED, UNADJUSTED):
-        pairs = [(score.final[g, arm], score.final[g, DEFAULT]) for g in GAMES if (g, arm) in score.final]
+        games = [game for game in GAMES if {(game, arm), (game, DEFAULT)} <= score.final.keys()]
+        pairs = [(score.final[game, arm], score.final[game, DEFAULT]) for game in games]
         if len(pairs) == len(GAMES) and all(len(x) == len(SEEDS) for pair in pairs for x in pair):
             z, _ = van_elteren(*(np.array(values).T for values in zip(*pairs, strict=True)))
             lines.append(f"- {ARMS[arm]}, final returns against 64 environments: van Elteren's Z = {z:+.2f}")

@@ -39,8 +39,8 @@ def gae(
 
     Raises:
         TypeError: an argument is no tensor, or of the wrong dtype.
-        ValueError: shapes differ, a coefficient is out of range, there are no time steps, or (where it can be read at once) a step is terminated but
-            not done.
+        ValueError: shapes differ, a coefficient is out of range, there are no time steps, or (where it can be read at
+            once) a step is terminated but not done.
     """
     reward, value, next_value = (floating(x) for x in (reward, value, next_value))
     check_alike(2, reward=reward, value=value, next_value=next_value)

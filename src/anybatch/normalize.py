@@ -40,9 +40,7 @@ class RunningMoments:
         squares = decay * squares + count * var + shift.square() * old * count / weight
         new = weight, before + shift * count / weight, squares
         present = self.weight, self.mean, self.squares
-        self.weight, self.mean, self.squares = (
-            torch.where(count > 0, x, y) for x, y in zip(new, present, strict=True)
-        )
+        self.weight, self.mean, self.squares = (torch.where(count > 0, x, y) for x, y in zip(new, present, strict=True))
 
     @property
     def var(self) -> Tensor:
@@ -200,8 +198,9 @@ class RewardNormalizer:
     def load_state_dict(self, state: State) -> None:
         """Restore :meth:`state_dict`."""
         moments = self._moments
-        self._return, moments.weight = state["return"], state["count"]
-        moments.mean, moments.squares = state["mean"], state["squares"]
+        if state["return"].shape == self._return.shape:  # else there are other environments, in new episodes
+            self._return = state["return"]
+        moments.weight, moments.mean, moments.squares = state["count"], state["mean"], state["squares"]
 
     def merge(self, workers: Sequence[State]) -> State:
         """The running returns of all workers."""

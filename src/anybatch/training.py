@@ -36,6 +36,7 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.random_state import callers_random_state
 from anybatch.distributed.state import State, Stateful
+from anybatch.envs.base import close_env
 from anybatch.errors import DivergenceError, UserCodeError
 from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
@@ -329,7 +330,7 @@ def _closing(components: Components) -> Iterator[None]:
         finally:
             if components.source.close() and not components.learner.interrupts.call_interrupted:
                 with contextlib.suppress(Interrupted), components.learner.interrupts.interruptible():
-                    components.env.close()
+                    close_env(components.env)
             if components.auxiliary:
                 components.auxiliary.store.close()
 

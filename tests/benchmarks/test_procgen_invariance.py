@@ -9,7 +9,7 @@ import pytest
 
 from procgen_invariance_curves import BINS, Finished, by_middle, read_curves, write_curves
 from procgen_invariance_jobs import ADJUSTED, DEFAULT, TOTAL, UNADJUSTED, Job, jobs, whole_lines
-from procgen_invariance_report import collect, compare
+from procgen_invariance_report import collect, compare, scores, summary
 
 
 @pytest.mark.parametrize(("arm", "iteration"), [(DEFAULT, 64 * 128), (ADJUSTED, 4 * 128)])
@@ -43,6 +43,17 @@ def test_games_are_averaged_and_one_seed_has_no_interval() -> None:
     found = compare([np.array([1.0]), np.array([4.0])], [np.array([0.0]), np.array([1.0])])
     assert found.difference == 2  # of 1 and 3
     assert np.isnan(found.low) and np.isnan(found.high)
+
+
+def test_equal_seeds_have_an_interval_without_width() -> None:
+    found = compare([np.ones(3)], [np.ones(3)])
+    assert str(found) == "+0.000 to +0.000"
+
+
+def test_an_arm_whose_default_is_missing_is_not_compared() -> None:
+    each = np.linspace(1.0, 3.0, BINS)
+    score = scores({Job("starpilot", ADJUSTED, 1): Finished(each, each, each, each)})
+    assert summary(score).endswith("Van Elteren's test needs all seeds of all games.\n")
 
 
 def test_the_arms_differ_by_the_adjustments_alone() -> None:

@@ -71,10 +71,11 @@ def made(function: Any, num_envs: int = 2, **options: Any) -> Any:
     return make(EnvConfig(id=environment_id(function), options=options), num_envs, 0)
 
 
-def three_steps(env: Any) -> Any:
+def three_steps(env: Any, close: bool = True) -> Any:
     env.reset()
     steps = [env.step(np.zeros(env.num_envs, np.int64)) for _ in range(3)]
-    env.close()
+    if close:
+        env.close()
     return steps[-1]
 
 
@@ -101,7 +102,7 @@ class TestFinalObservations:
             with pytest.raises(
                 EnvError, match=r"Environment 0 of .* reports the first observation of the next episode"
             ):
-                three_steps(env)
+                [three_steps(env, close=False) for _ in range(2)]
             env.close()
             return
         final = three_steps(env).final_observation
@@ -119,8 +120,9 @@ class TestFinalObservations:
             env = SyncVectorEnv([kind] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
             return gymnasium.wrappers.vector.RecordEpisodeStatistics(env)
 
+        env = made(lambda num_envs: wrapped(num_envs, Reusing))
         with pytest.raises(EnvError, match="reports the first observation of the next episode"):
-            three_steps(made(lambda num_envs: wrapped(num_envs, Reusing)))
+            [three_steps(env, close=False) for _ in range(2)]
         final = three_steps(made(lambda num_envs: wrapped(num_envs, Copying))).final_observation
         assert final.tolist() == [[3.0, 0.0]] * 2
 

@@ -15,6 +15,7 @@ from anybatch.integrations.token_objectives import (
     Truncate,
     count,
     importance_weights,
+    of_weight,
     token_clip_loss,
     token_kl_loss,
 )
@@ -447,3 +448,36 @@ def test_bf16_log_probabilities_are_summed_in_fp32() -> None:
     weights = importance_weights(logp, behavior, torch.ones(1, 300), weight="sequence_product", bound=FREE)
     assert weights.dtype == torch.float32
     assert weights.item() == pytest.approx(math.exp(300 * 2**-7), rel=1e-5)
+
+
+def test_a_token_that_the_behaviour_policy_could_not_sample_has_the_weight_of_the_cap() -> None:
+    logp, impossible = torch.tensor([[-1.0]], requires_grad=True), torch.tensor([[-math.inf]])
+    mask, advantage = torch.ones(1, 1, dtype=torch.bool), torch.ones(1)
+    common: Any = {"weight": "token", "bound": Truncate(100.0)}
+    # the cap times the advantage, as in decoupled_clip_loss
+    loss = token_clip_loss(logp, logp.detach(), impossible, advantage, mask, denominator=1.0, **common)
+    reference = decoupled_clip_loss(logp[0], logp[0].detach(), impossible[0], advantage)
+    assert loss.item() == pytest.approx(reference.item(), rel=1e-5) == pytest.approx(-100.0, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert gradient.item() == pytest.approx(-100.0, rel=1e-5)
+    kl = torch.zeros(1, 1)
+    penalised = token_kl_loss(logp, impossible, advantage, kl, mask, denominator=1.0, kl_coefficient=1.0, **common)
+    assert penalised.item() == pytest.approx(-100.0, rel=1e-5)
+    assert importance_weights(logp, impossible, mask, **common).item() == pytest.approx(100.0, rel=1e-5)
+
+
+def test_bounds_of_the_only_weight() -> None:
+    # where prox/behav alone weighs, it is what importance_weights calls theta/behav
+    bounds = of_weight([Truncate(2.0, of="proximal"), Mask(0.5, 3.0)])
+    assert bounds == [Truncate(2.0), Mask(0.5, 3.0)]
+    logp, behavior = torch.tensor([[0.0, 0.0]]), torch.tensor([[-5.0, 0.0]])
+    weights = importance_weights(
+        logp, behavior, torch.ones(1, 2), weight="token", bound=of_weight(Truncate(2.0, of="proximal"))
+    )
+    assert weights.tolist() == [[pytest.approx(2.0), 1.0]]
+
+
+def test_a_mask_of_tokens_gives_a_weight_for_each() -> None:
+    ones = torch.ones(2, 3)
+    bound = Mask(0.5, 2.0, level="token")
+    assert importance_weights(ones, ones, ones, weight="sequence_product", bound=bound).shape == (2, 3)

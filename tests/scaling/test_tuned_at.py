@@ -92,8 +92,8 @@ def test_a_number_of_the_batch_that_is_given_is_no_number_to_compute() -> None:
     assert carry(base, base, {"workers"}).changes == []
     for minibatches in (4, 8):  # 8 is the preset's
         config = override(base, {"num_envs": 64, "minibatches": minibatches})
+        given = {"env.num_envs", "optimizer.minibatches"}
         with pytest.raises(ConfigError, match="leave minibatches out"):
-            given = {"env.num_envs", "optimizer.minibatches"}
             carry(base, config, given, options=Adjustments(rule="fixed-minibatch"))
 
 

@@ -13,6 +13,7 @@ from anybatch.callbacks.context import RunContext
 from anybatch.config.schema import EnvConfig, EvalConfig
 from anybatch.distributed.random_state import separate_random_states
 from anybatch.distributed.state import State
+from anybatch.envs.base import close_env
 from anybatch.envs.factory import make
 from anybatch.envs.registry import given_environments
 from anybatch.errors import CheckpointError, ConfigError
@@ -58,7 +59,7 @@ class PeriodicEvaluation(Callback):
             try:
                 check_spaces(run.policy(), games, env.id)
             finally:
-                games.close()
+                close_env(games)
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         assert self._env_steps is not None

@@ -177,10 +177,11 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
     if kind in (int, float) and isinstance(value, str):  # YAML 1.1 reads 1e-3 as text
         with contextlib.suppress(ValueError):
             value = float(value)
-    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)  # NumPy's too
+    if type(value) is not bool:
+        if kind is float and isinstance(value, numbers.Real):
+            return float(value)
+        if kind is int and isinstance(value, numbers.Integral):
+            return int(value)  # NumPy's too
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):

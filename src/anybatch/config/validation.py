@@ -358,8 +358,8 @@ def _check_source(config: TrainConfig) -> None:
         )
     if source.kind == "delayed" and source.max_lag != type(source)().max_lag:
         raise ConfigError(
-            f"rollout.source.max_lag is {source.max_lag}, but rollout.source.kind is delayed; set rollout.source.delay, "
-            "or rollout.source.kind asynchronous"
+            f"rollout.source.max_lag is {source.max_lag}, but rollout.source.kind is delayed; set "
+            "rollout.source.delay, or rollout.source.kind asynchronous"
         )
     for name in ("deterministic", "ray_workers"):
         if source.kind != "asynchronous" and getattr(source, name):

@@ -6,6 +6,8 @@ of the next episode, and every row is a real transition.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -13,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium
 import numpy as np
 
-from anybatch.errors import ConfigError, EnvError, shown
+from anybatch.errors import EnvError, shown
 
 Observation: TypeAlias = np.ndarray | dict[str, np.ndarray]
 """A batch of observations (N, ...), or one such array for every key of a Dict space."""
@@ -95,6 +97,14 @@ class VectorEnv(Protocol):
         """Release processes, windows and memory."""
 
 
+def close_env(env: VectorEnv) -> None:
+    """Close environments when their work is done; an error is printed, since the result or an earlier error counts."""
+    try:
+        env.close()
+    except EnvError as error:
+        print(f"anybatch: {error}", file=sys.stderr, flush=True)
+
+
 class EpisodeInfo:
     """Numbers from the info of the steps that end episodes, for the keys of env.info_keys."""
 
@@ -121,12 +131,14 @@ class EpisodeInfo:
         self._episodes += 1
         if self._missing:
             self._others |= {str(key) for key in info}
-            if self._episodes >= self._PATIENCE:
+            if self._episodes >= self._PATIENCE:  # a wrong name, or one that only some episodes have, such as successes
                 had = f"it had {', '.join(sorted(self._others))}" if self._others else "it was empty"
-                raise ConfigError(
+                warnings.warn(
                     f"env.info_keys has {min(self._missing)!r}, which the info of {self._env_id} did not have at the "
-                    f"end of {self._episodes} episodes; {had}"
+                    f"end of {self._episodes} episodes; {had}",
+                    stacklevel=2,
                 )
+                self._missing = set()
 
     def take_batch(self, infos: Mapping[str, Any], done: np.ndarray) -> None:
         """Take the infos of a vector environment, arrays (N, ...) by key, where `done` (N,).

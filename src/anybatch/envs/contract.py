@@ -24,11 +24,12 @@ def call_reset(reset: Callable[..., Any], env_id: str, **arguments: Any) -> tupl
     try:
         result = reset(**arguments)
     except (ValueError, AttributeError) as error:
-        if _UNPACKING not in str(error) and not str(error).endswith("has no attribute 'items'"):
+        of_wrapper = _UNPACKING in str(error) or str(error).endswith("has no attribute 'items'")
+        if not (of_wrapper and _is_gymnasium_s(error)):
             raise user_code_error(error, f"reset of {env_id}") from error
         raise EnvError(_reset_sentence(env_id, f"something else ({error})")) from error
     except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
+        if "unexpected keyword argument" not in str(error) or not _is_gymnasium_s(error):
             raise user_code_error(error, f"reset of {env_id}") from error
         raise EnvError(f"{env_id} must have reset(*, seed=None, options=None), but: {error}.") from error
     except BaseException as error:
@@ -44,7 +45,7 @@ def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any
     try:
         result = step(action)
     except ValueError as error:
-        if _UNPACKING not in str(error):
+        if _UNPACKING not in str(error) or not _is_gymnasium_s(error):
             raise user_code_error(error, f"step of {env_id}") from error
         raise EnvError(_step_sentence(env_id, f"something else ({error})")) from error
     except BaseException as error:
@@ -53,6 +54,15 @@ def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any
         return result
     what = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
     raise EnvError(_step_sentence(env_id, what))
+
+
+def _is_gymnasium_s(error: BaseException) -> bool:
+    """Whether a call in this module or in Gymnasium raised an error, and not the environment's own code."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = "" if frame is None else frame.tb_frame.f_globals.get("__name__", "")
+    return module == __name__ or module.split(".")[0] == "gymnasium"
 
 
 def warn_about_normalizers(env: Any, env_id: str) -> None:
@@ -81,6 +91,8 @@ def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[An
     """Step a single environment; returns its five results. Raises EnvError for flags that are not true or false."""
     result = call_step(env.step, action, env_id)
     observation, reward, terminated, truncated, info = result
+    if not isinstance(info, dict | Mapping):
+        raise EnvError(_step_sentence(env_id, f"{shown(info)} as info, where a dictionary is expected"))
     if type(terminated) is bool and type(truncated) is bool:
         return result
     flags = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)

@@ -250,6 +250,10 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
         return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     except (EOFError, ConnectionError) as error:
         raise EnvError(f"A process of {env_id} died while it made its environment.") from error
+    except RuntimeError as error:
+        if "space" not in str(error):
+            raise
+        raise EnvError(f"The copies of {env_id} must all have the same spaces: {error}") from error
 
 
 def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
@@ -285,6 +289,11 @@ def _tensor_env(env: Any, config: EnvConfig, seed: int, *, owned: bool) -> Vecto
         raise ConfigError(
             f"env.step_timeout is {config.step_timeout}, but {config.id} gives tensors, whose steps return before they "
             "are done; set it to none"
+        )
+    if info_key(config.action_mask) is not None:
+        raise ConfigError(
+            f"env.action_mask is {config.action_mask}, but {config.id} gives tensors, and masks in their info are not "
+            "read; make the mask an entry of the observation"
         )
     from anybatch.envs.tensor import TensorVectorEnv
 

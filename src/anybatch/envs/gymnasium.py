@@ -45,6 +45,7 @@ class GymnasiumLoop:
             undo.callback(self.close)
             for _ in range(num_envs):
                 self._envs.append(make_env())
+            _check_copies(self._envs, env_id)
             native = self._envs[0].observation_space, self._envs[0].action_space
             self._info_mask = InfoMask.of(action_mask, *native, env_id)
             self.native_spaces = (self._info_mask.space if self._info_mask else native[0], native[1])
@@ -161,3 +162,17 @@ class GymnasiumLoop:
                 f"The reward of environment {index} of {self._env_id} is {shown(reward)}, where a single number is "
                 "expected."
             ) from error
+
+
+def _check_copies(envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
+    """Raise EnvError if copies are the same object, or have other spaces than the first."""
+    if len({id(env.unwrapped) for env in envs}) < len(envs):
+        raise EnvError(f"{env_id} is the same object in each call, but every copy needs an environment of its own.")
+    first = envs[0]
+    for index, env in enumerate(envs):
+        for name in ("observation_space", "action_space"):
+            if getattr(env, name) != getattr(first, name):
+                raise EnvError(
+                    f"The {name} of environment {index} of {env_id} is {shown(getattr(env, name))}, but that of "
+                    f"environment 0 is {shown(getattr(first, name))}: all copies must have the same spaces."
+                )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +13,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
+from anybatch.envs.snapshot import custom_state, restore_custom_state
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
 from anybatch.errors import EnvError, UserCodeError, shown
 from anybatch.system.signals import describe_exit
 
+_MOST_SUSPICIOUS = 3
 _EXIT_SECONDS = 2.0  # after its connection has broken
 
 
@@ -66,6 +67,7 @@ class GymnasiumVector:
             env.autoreset_mode = AutoresetMode.DISABLED  # to read the last observations before the reset
             self._same_step = False
         self._final_may_be_overwritten = not copies_final_observation
+        self._suspicious: dict[str, int] = {}  # truncations in a row, by the entry of the observation
         self.observation_space: gymnasium.Space[Any] = self._observations.space
         self.action_space: gymnasium.Space[Any] = self._actions.space
         self.takes_one_seed = not isinstance(self._base, SyncVectorEnv | AsyncVectorEnv)
@@ -122,18 +124,12 @@ class GymnasiumVector:
         return Steps(observation, reward, terminated, truncated, final_index, final, numbers)
 
     def save_state(self) -> dict[str, Any] | None:
-        """The result of the environment's method `get_state()`; None if it has none."""
-        get_state = getattr(self._env, "get_state", None)
-        if not callable(get_state) or not hasattr(self._env, "set_state"):
-            return None
-        with user_code(f"get_state of {self._env_id}"):
-            return {"env": copy.deepcopy(get_state())}  # the environment continues and may change it
+        """The result of the environment's method `get_state()`; None if it has none, or not plain data."""
+        return custom_state(self._env, self._env_id)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Pass the state to the environment's method `set_state(state)`."""
-        if not hasattr(self._env, "set_state"):
-            raise EnvError(f"The state of {self._env_id} cannot be restored: it has no set_state().")
-        self._env.set_state(state["env"])
+        restore_custom_state(self._env, state, self._env_id)
         self._seed = None
 
     def render(self) -> np.ndarray:
@@ -205,18 +201,24 @@ class GymnasiumVector:
         return final
 
     def _check_not_overwritten(self, final: Observation, first: Observation, index: np.ndarray) -> None:
-        """Raise EnvError if an array (K, ...) of last observations equals that of the next episode's first ones.
+        """Raise EnvError if last observations (K, ...) are again and again the first ones of the next episode.
 
-        An environment that reuses its array overwrites the last observation when it is reset in the same step.
+        An environment that reuses its array overwrites the last observation when it is reset in the same step. Entries
+        that had this value one step earlier as well, such as a goal, do not count.
         """
-        pairs = [(final[key], first[key]) for key in final] if isinstance(final, dict) else [(final, first)]
-        for last, begin in pairs:
-            equal = (last == begin).reshape(len(index), -1).all(axis=1)
-            if last.ndim > 1 and equal.any():
+        assert self._last is not None
+        before = take(self._last, index)
+        for name, last in final.items() if isinstance(final, dict) else (("", final),):
+            begin, earlier = (x[name] if isinstance(x, dict) else x for x in (first, before))
+            equal, stood = ((last == x).reshape(len(index), -1).all(axis=1) for x in (begin, earlier))
+            reused = last.ndim > 1 and bool((equal & ~stood).all())
+            self._suspicious[name] = self._suspicious.get(name, 0) + len(index) if reused else 0
+            if self._suspicious[name] >= _MOST_SUSPICIOUS:
                 raise EnvError(
-                    f"Environment {int(index[equal][0])} of {self._env_id} reports the first observation of the next "
-                    "episode as the last one of a truncated episode: its array is probably reused by the reset. Use "
-                    "AutoresetMode.NEXT_STEP or DISABLED, or have step return a copy."
+                    f"Environment {int(index[0])} of {self._env_id} reports the first observation of the next episode "
+                    f"as the last one of a truncated episode, as in the {self._suspicious[name] - 1} truncations "
+                    "before: its array is probably reused by the reset. Use AutoresetMode.NEXT_STEP or DISABLED, or "
+                    "have step return a copy."
                 )
 
 

@@ -1,14 +1,17 @@
 """Saving and restoring Gymnasium environments of this process, so that training resumes exactly.
 
 Supports environments whose attributes are plain data: numbers, text, arrays, containers of these, and random
-generators. Any other attribute that could hold state makes an environment impossible to save.
+generators, those of spaces included. Any other attribute that could hold state makes an environment impossible to save,
+and so do arrays that are views of each other. Objects that several environments share become separate ones.
 """
 
 from __future__ import annotations
 
 import types
-from collections import deque
+import warnings
+from collections import OrderedDict, deque
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -16,6 +19,7 @@ import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+from anybatch.envs.contract import user_code
 from anybatch.errors import EnvError
 
 _ATOMS = (type(None), bool, int, float, str)
@@ -31,11 +35,17 @@ _CONSTANTS = (
     np.ufunc,
 )
 _IGNORED_NAMES = frozenset({"metadata", "_metadata", "_saved_kwargs", "render_mode"})
+_DRAWING = frozenset({"Surface", "Clock", "Font", "SysFont", "Window", "Renderer", "Texture", "Sound"})
+"""Types of pygame that show the state and do not hold it."""
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
 class NotSavableError(Exception):
     """Raised for a value that is not plain data; the message names its type."""
+
+
+class OtherStateError(EnvError):
+    """Raised for a saved state of another kind of environments, such as processes instead of one: start anew."""
 
 
 def save(env: gymnasium.Env[Any, Any]) -> list[Any] | None:
@@ -44,14 +54,23 @@ def save(env: gymnasium.Env[Any, Any]) -> list[Any] | None:
     A layer with methods `get_state()` and `set_state(state)` is saved with these.
     """
     encoder = _Encoder()  # one for all layers, to preserve shared objects
+    state, own = [], []
     try:
-        return [[type(layer).__qualname__, encoder.encode(_state_of(layer))] for layer in _layers(env)]
+        for layer in _layers(env):
+            parts, first = _state_of(layer), len(encoder.kept)
+            state.append([type(layer).__qualname__, encoder.encode(parts)])
+            own += [] if "custom" in parts else encoder.kept[first:]
+        _check_views(own)
+        return state
     except NotSavableError:
         return None
 
 
 def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
-    """Restore a state from :func:`save` in an equal `env`; raises EnvError if its layers differ."""
+    """Restore a state from :func:`save` in an equal `env`; raises EnvError if its layers differ.
+
+    Raises UserCodeError if its `set_state()` fails.
+    """
     layers = list(_layers(env))
     names = [type(layer).__qualname__ for layer in layers]
     if names != [name for name, _ in state]:
@@ -60,12 +79,52 @@ def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
     for layer, (_, encoded) in zip(layers, state, strict=True):
         data = decoder.decode(encoded)
         vars(layer).update(data["attributes"])
+        for name, generators in data.get("spaces", {}).items():
+            for space, generator in zip(_parts(vars(layer)[name]), generators, strict=True):
+                space._np_random = generator
         if "custom" in data:
-            layer.set_state(data["custom"])  # type: ignore[attr-defined]
+            with user_code(f"set_state of {type(layer).__name__}"):
+                layer.set_state(data["custom"])  # type: ignore[attr-defined]
+
+
+def custom_state(env: Any, env_id: str) -> dict[str, Any] | None:
+    """State of an environment of many copies, from its method `get_state()`; None if it has none.
+
+    So it is, with a warning, if the state is more than plain data: a checkpoint with other objects could not be read.
+    """
+    get_state = getattr(env, "get_state", None)
+    if not callable(get_state) or not hasattr(env, "set_state"):
+        return None
+    with user_code(f"get_state of {env_id}"):
+        state = get_state()
+    try:
+        return {"encoded": _Encoder().encode(state)}
+    except NotSavableError as error:
+        warnings.warn(f"get_state of {env_id} is not saved, since it holds {error}", stacklevel=2)
+        return None
+
+
+def restore_custom_state(env: Any, state: dict[str, Any], env_id: str) -> None:
+    """Pass a state of :func:`custom_state` to the method `set_state(state)`.
+
+    Raises OtherStateError if it is a state of another kind, and EnvError if there is no such method.
+    """
+    if not {"encoded", "env"} & state.keys():
+        raise OtherStateError(f"The saved state is that of single environments, which {env_id} does not restore.")
+    if not hasattr(env, "set_state"):
+        raise EnvError(f"The state of {env_id} cannot be restored: it has no set_state().")
+    with user_code(f"set_state of {env_id}"):
+        # older checkpoints have it as it was
+        env.set_state(_Decoder().decode(state["encoded"]) if "encoded" in state else state["env"])
 
 
 def states_of(state: dict[str, Any], num_envs: int) -> list[Any]:
-    """The states of `num_envs` environments in ``{"envs": [...]}``; raises EnvError if the number differs."""
+    """The states of `num_envs` environments in ``{"envs": [...]}``.
+
+    Raises EnvError if the number differs, and OtherStateError if it is a state of another kind.
+    """
+    if "envs" not in state:
+        raise OtherStateError("The saved state is that of a vector environment, not of single ones.")
     states: list[Any] = state["envs"]
     if len(states) != num_envs:
         raise EnvError(
@@ -88,13 +147,21 @@ def _state_of(layer: gymnasium.Env[Any, Any]) -> dict[str, Any]:
         # Such methods often omit Gymnasium's generator.
         rng = {name: vars(layer)[name] for name in ("_np_random", "_np_random_seed") if name in vars(layer)}
         return {"attributes": rng, "custom": layer.get_state()}  # type: ignore[attr-defined]
-    attributes = {}
+    attributes, spaces = {}, {}
     for name, value in vars(layer).items():
         ignored = name in _IGNORED_NAMES or (name == "env" and isinstance(layer, gymnasium.Wrapper))
-        is_drawing = type(value).__module__.split(".")[0] == "pygame"
+        is_drawing = type(value).__module__.split(".")[0] == "pygame" and type(value).__name__ in _DRAWING
         if not (ignored or is_drawing or isinstance(value, _CONSTANTS)):
             attributes[name] = value
-    return {"attributes": attributes}
+        if isinstance(value, gymnasium.Space) and any(part._np_random for part in _parts(value)):
+            spaces[name] = [part._np_random for part in _parts(value)]  # it has been sampled from
+    return {"attributes": attributes, "spaces": spaces}
+
+
+def _parts(space: gymnasium.Space[Any]) -> list[gymnasium.Space[Any]]:
+    """A space and those inside of it, each of which may have a random generator."""
+    inner = getattr(space, "spaces", ())
+    return [space, *(part for one in (inner.values() if isinstance(inner, dict) else inner) for part in _parts(one))]
 
 
 class _Encoder:
@@ -105,7 +172,7 @@ class _Encoder:
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id is valid while its object lives
+        self.kept: list[Any] = []  # what is numbered: an id is valid while its object lives
 
     def encode(self, value: Any) -> Any:
         if type(value) in _ATOMS:
@@ -119,7 +186,7 @@ class _Encoder:
         if id(value) in self._numbers:
             return ["again", self._numbers[id(value)]]
         self._numbers[id(value)] = len(self._numbers)
-        self._alive.append(value)
+        self.kept.append(value)
         if type(value) is np.ndarray:
             return ["array", *_raw(value)]
         if type(value) is torch.Tensor:
@@ -127,7 +194,7 @@ class _Encoder:
         if type(value) in (list, deque):
             length = value.maxlen if isinstance(value, deque) else None
             return [type(value).__name__, [self.encode(item) for item in value], length]
-        if type(value) is dict:
+        if type(value) in (dict, OrderedDict):
             return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
         if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
             return ["generator", type(value.bit_generator).__name__, self.encode(value.bit_generator.state)]
@@ -178,6 +245,27 @@ class _Decoder:
     def _keep(self, value: Any) -> Any:
         self._values.append(value)
         return value
+
+
+def _check_views(values: list[Any]) -> None:
+    """Raise NotSavableError if two arrays overlap in memory, since decoded ones would be separate."""
+    spans = sorted(_span(value) for value in values if type(value) in (np.ndarray, torch.Tensor))
+    for (_, end), (start, _) in pairwise(span for span in spans if span[0] < span[1]):
+        if start < end:
+            raise NotSavableError("arrays that are views of each other")
+
+
+def _span(value: np.ndarray | torch.Tensor) -> tuple[int, int]:
+    """First address of an array's memory, and the one behind the last."""
+    if isinstance(value, torch.Tensor):
+        pointer, size = value.data_ptr(), value.element_size()
+        strides: Iterator[int] = (stride * size for stride in value.stride())
+    else:
+        pointer, size, strides = value.__array_interface__["data"][0], value.itemsize, iter(value.strides)
+    if 0 in value.shape:
+        return pointer, pointer
+    reach = [(length - 1) * stride for length, stride in zip(value.shape, strides, strict=True)]
+    return pointer + sum(x for x in reach if x < 0), pointer + sum(x for x in reach if x > 0) + size
 
 
 def _raw(array: np.ndarray) -> list[Any]:

@@ -105,6 +105,17 @@ class _MaskLeaf(_Leaf):
         return cls((entry.key,), space, mask, np.dtype(np.int8), (sum(mask.sizes),))
 
 
+def _dimensions(raw: Any) -> int:
+    """Number of axes of an observation; raises UnfitError if it is no array."""
+    try:
+        array = np.asarray(raw)
+    except ValueError as error:  # lists of different lengths
+        raise UnfitError(f"is not an array: {error}") from error
+    if array.dtype.kind == "O":
+        raise UnfitError(f"is a {type(raw).__name__}, where an array is expected")
+    return array.ndim
+
+
 def _paths(space: gymnasium.Space[Any], path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """The spaces inside of Dict and Tuple spaces, with the way to each."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
@@ -165,6 +176,9 @@ class Observations:
                     f"The observation space of {env_id}{where} is a {type(entry).__name__}, "
                     f"and anybatch supports {_OBSERVATIONS}{hint}."
                 )
+            if 0 in leaf.shape:
+                where = f" has an entry '{key}' of the" if self._is_dict else " has the"
+                raise EnvError(f"The observation space of {env_id}{where} shape {leaf.shape}: leave out what is empty.")
             if key in self._leaves:
                 raise EnvError(f"The observation space of {env_id} has two keys that read '{key}'; rename one of them.")
             self._leaves[key] = leaf
@@ -208,17 +222,18 @@ class Observations:
 
     def one_or_batch(self, raw: Any) -> tuple[Observation, bool]:
         """A single observation, or a batch of them, as a batch (B, ...) of its own memory; and whether it was one."""
-        name, leaf = next(iter(self._leaves.items()))
+        # a mask may be a tuple of arrays, and so does not show it, unless there is nothing else
+        name, leaf = min(self._leaves.items(), key=lambda item: isinstance(item[1], _MaskLeaf))
         try:
-            values = self._entry(raw, leaf)
-            one = np.ndim(values) == len(leaf.native.shape or ())
+            dimensions = _dimensions(self._entry(raw, leaf))
         except UnfitError as error:
             raise self._error(error, name, None) from error
+        one = dimensions == len(leaf.native.shape or ())
         if one:
             batch = self.empty(1)
             self.put(batch, 0, raw)
         else:
-            batch = self.batch(raw, len(values), copy=True)
+            batch = self.batch(raw, len(self._entry(raw, leaf)) if dimensions else 1, copy=True)
         self.check_finite(batch)
         self.check_masks(batch)
         return batch, one
@@ -276,6 +291,8 @@ class Actions:
         if leaf is None or (isinstance(space, spaces.Box) and space.dtype.kind not in "fiu"):
             description = " ".join(str(space).split())  # arrays print on several lines
             raise EnvError(f"The action space of {env_id} is {description}, and anybatch supports {_ACTIONS}.")
+        if not np.prod(space.shape or (1,)):
+            raise EnvError(f"The action space of {env_id} has the shape {space.shape}: there is nothing to choose.")
         self.space = leaf.space
         self._leaf = leaf
         self._native_dtype = np.dtype(space.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from anybatch.envs.base import Observation as ArrayObservation
 from anybatch.envs.base import Steps
 from anybatch.envs.contract import user_code
 from anybatch.envs.masks import mask_entry
+from anybatch.envs.snapshot import custom_state, restore_custom_state
 from anybatch.envs.spaces import Actions, Observations, UnfitError, check_reward, picture
 from anybatch.errors import EnvError
 from anybatch.observations import Observation, map_observation
@@ -200,8 +200,13 @@ class TensorVectorEnv:
         raw, reward, *flags, info = result
         if len(flags) == 1:
             time_outs = info.get(_TIME_OUTS)
-            truncated = torch.zeros_like(flags[0]) if time_outs is None else time_outs
-            flags = [flags[0].bool() & ~truncated.bool(), truncated]
+            if not self._checked:
+                self._check_vector("done", flags[0])
+                self._check_vector(f"info[{_TIME_OUTS!r}]", flags[0] if time_outs is None else time_outs)
+            done = flags[0].bool()
+            # some simulators leave the flags of earlier steps in info
+            truncated = torch.zeros_like(done) if time_outs is None else done & time_outs.bool()
+            flags = [done & ~truncated, truncated]
         if not self._checked:
             for name, x in zip(("reward", "terminated", "truncated"), (reward, *flags), strict=True):
                 self._check_vector(name, x)
@@ -287,19 +292,12 @@ class TensorVectorEnv:
         return Steps(observation, reward, terminated, truncated, index, final)
 
     def save_state(self) -> dict[str, Any] | None:
-        """The result of the environment's method ``get_state()``; None if it has none."""
-        get_state = getattr(self._env, "get_state", None)
-        if not callable(get_state) or not hasattr(self._env, "set_state"):
-            return None
-        with user_code(f"get_state of {self.env_id}"):
-            return {"env": copy.deepcopy(get_state())}
+        """The result of the environment's method ``get_state()``; None if it has none, or not plain data."""
+        return custom_state(self._env, self.env_id)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Pass the state to the environment's method ``set_state(state)``; its tensors may be on another device."""
-        if not hasattr(self._env, "set_state"):
-            raise EnvError(f"The state of {self.env_id} cannot be restored: it has no set_state().")
-        with user_code(f"set_state of {self.env_id}"):
-            self._env.set_state(state["env"])
+        restore_custom_state(self._env, state, self.env_id)
         self._seed = None
 
     def render(self) -> np.ndarray:

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Literal, TypeAlias
 
@@ -126,7 +126,8 @@ def token_clip_loss(
         weight: the level of prox/behav, and of theta/behav, which bounds act on.
         bound: :class:`Truncate` or :class:`Mask`, or several of them. Where ``ratio`` is another level than ``weight``,
             a bound on theta/behav acts on the larger of it and prox/behav, for the latter then weighs each token.
-        denominator: samples in the whole gradient step, over all micro-batches and workers, see the table above.
+        denominator: samples in the whole gradient step, over all micro-batches and workers, see the table above; at
+            least 1, as ``count(...).clamp(min=1)`` where a step may have none.
             Divided by this, gradients of micro-batches add up to that of the whole; where workers' gradients are
             averaged instead of added, divide it by their number.
         ratio: the level of r, the ratio that is clipped; None means ``weight``.
@@ -149,6 +150,7 @@ def token_clip_loss(
     advantage = tokens.advantage(advantage, ratio)
     _check_denominator(denominator)
     logp, prox, behav = (tokens.zeroed(x) for x in (logp, logp_proximal, logp_behavior))
+    behav = _possible(behav, logp)
     log_ratio = tokens.at_level(logp - prox, ratio)
     log_prefix, kept = _bounded_prefix(tokens, logp.detach() - behav, prox - behav, weight, ratio == weight, bound)
     log_ratio, log_prefix = log_ratio.expand_as(tokens.mask), log_prefix.expand_as(tokens.mask)
@@ -206,6 +208,7 @@ def token_kl_loss(
     check_coefficient("kl_coefficient", kl_coefficient, logp)
     kl = torch.zeros_like(kl) if kl_coefficient == 0 else kl  # 0 times an infinite KL would be NaN
     logp, behav, kl = (tokens.zeroed(x) for x in (logp, logp_behavior, kl))
+    behav = _possible(behav, logp)
     log_weight, kept = _bounded_weight(tokens, logp - behav, weight, bound)
     gain = tokens.total(torch.exp(log_weight.clamp(max=_LARGEST_EXPONENT)) * advantage, kept, aggregate)
     penalty = tokens.total(tokens.at_level(kl, weight), tokens.mask, aggregate)
@@ -232,7 +235,8 @@ def importance_weights(
         sequence_ids: (T,) int64 or int32, for packed tokens: the number of each token's completion, from 0.
 
     Returns:
-        (B, T) at level ``token``, else (B, 1); (T,) for packed tokens; 0 where nothing counts.
+        (B, T) at level ``token`` and where a :class:`Mask` looks at tokens, else (B, 1); (T,) for packed tokens; 0
+        where nothing counts.
 
     Raises:
         ConfigError: ``weight`` is no level, or a bound is about prox/behav.
@@ -242,9 +246,15 @@ def importance_weights(
     check_choice("weight", weight, Level)
     tokens = token_batch(mask, sequence_ids, logp=logp, logp_behavior=logp_behavior)
     with torch.no_grad():
-        log_ratio = tokens.zeroed(logp) - tokens.zeroed(logp_behavior)
+        logp = tokens.zeroed(logp)
+        log_ratio = logp - _possible(tokens.zeroed(logp_behavior), logp)
         log_weight, kept = _bounded_weight(tokens, log_ratio, weight, bound)
         return torch.where(tokens.units(weight) & kept, torch.exp(log_weight), 0.0)
+
+
+def of_weight(bound: Bound | Sequence[Bound]) -> list[Bound]:
+    """Bounds of prox/behav as :func:`importance_weights` takes them where prox/behav alone is the weight."""
+    return [replace(each, of="theta") for each in _bounds(bound)]
 
 
 def count(mask: Tensor, level: Level, sequence_ids: Tensor | None = None) -> Tensor:
@@ -342,6 +352,11 @@ def _bounds(bound: Bound | Sequence[Bound]) -> Sequence[Bound]:
 def _truncated(log_weight: Tensor, exact: Tensor, bound: Truncate) -> Tensor:
     """``log_weight`` less what ``exact`` has above the cap: the behaviour policy is raised by that much."""
     return log_weight - (exact - math.log(bound.above)).clamp(min=0)
+
+
+def _possible(logp_behavior: Tensor, logp: Tensor) -> Tensor:
+    """The behaviour policy's -inf replaced by so little that theta/behav is e^60: differences would be NaN."""
+    return torch.where(logp_behavior == -math.inf, logp.detach() - _LARGEST_EXPONENT, logp_behavior)
 
 
 def _kept(log_weight: Tensor, bound: Mask) -> Tensor:

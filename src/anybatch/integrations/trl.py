@@ -25,7 +25,7 @@ from torch import Tensor
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.errors import ConfigError, install_command
 from anybatch.integrations.token_batches import Level
-from anybatch.integrations.token_objectives import Bound, importance_weights
+from anybatch.integrations.token_objectives import Bound, importance_weights, of_weight
 from anybatch.integrations.weight_average import WeightAverage
 from anybatch.normalize import AdvantageNormalizer
 
@@ -88,7 +88,7 @@ class _Decoupled:
     def _weights(self, logp_proximal: Tensor, logp_behavior: Tensor, mask: Tensor, ids: Tensor | None = None) -> Tensor:
         """The bounded weights prox/behav, in which the proximal policy is what the losses call theta."""
         weights = importance_weights(
-            logp_proximal, logp_behavior, mask, weight=self.weight, bound=self.bound, sequence_ids=ids
+            logp_proximal, logp_behavior, mask, weight=self.weight, bound=of_weight(self.bound), sequence_ids=ids
         )
         metrics = self._metrics["train"]  # type: ignore[attr-defined]
         distance = torch.where(mask.bool(), (logp_proximal - logp_behavior).abs(), 0.0).sum() / mask.sum().clamp(min=1)
@@ -133,8 +133,9 @@ class _GradientSteps(TrainerCallback):
                 self.trainer._metrics["train"][name].append(value)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """theta_prox <- EWMA(theta)."""
-        self.trainer.average.after_gradient_step()
+        """theta_prox <- EWMA(theta), unless the step was skipped because a gradient of fp16 overflowed."""
+        if not self.trainer.accelerator.optimizer_step_was_skipped:
+            self.trainer.average.after_gradient_step()
 
 
 class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
@@ -153,11 +154,17 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
                 measured and logged, which takes the memory of four more gradients in fp32 (False).
 
         Raises:
-            ConfigError: weights are sharded, a loss without an importance ratio, or rewards are scaled twice.
+            ConfigError: weights are sharded, a loss without an importance ratio, rewards are scaled twice, or TRL would
+                weigh its KL term by theta/prox.
         """
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)
         settings: Any = self.args
+        if settings.beta and settings.use_bias_correction_kl:
+            raise ConfigError(
+                f"beta is {settings.beta} with use_bias_correction_kl, which weighs the KL term by theta/old, and the "
+                "old policy is the average here, which did not sample; set use_bias_correction_kl=False"
+            )
         if self.normalizer is not None and settings.scale_rewards != "none":
             raise ConfigError(
                 f"scale_rewards is {settings.scale_rewards!r}, and advantage_span would scale once more; set "
@@ -180,10 +187,12 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         logp_proximal = self._proximal_logps(model, inputs)
         mask = inputs["completion_mask"]
         mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-        weights = self._weights(logp_proximal, self._behavior_logps(model, inputs), mask)
+        behavior = self._behavior_logps(model, inputs)
+        weights = self._weights(logp_proximal, behavior, mask)
         advantages = inputs["advantages"]
         advantages = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
         replaced = {"old_per_token_logps": logp_proximal, "advantages": advantages * weights}
+        replaced["sampling_per_token_logps"] = behavior  # off_policy_mask_threshold asks how far that policy is
         if "importance_sampling_ratio" in inputs:
             replaced["importance_sampling_ratio"] = torch.ones_like(weights)
         return super()._compute_loss(model, {**inputs, **replaced})

@@ -27,7 +27,14 @@ from torch import Tensor
 
 from anybatch.errors import ConfigError
 from anybatch.integrations.token_batches import Level
-from anybatch.integrations.token_objectives import Bound, Truncate, count, importance_weights, token_clip_loss
+from anybatch.integrations.token_objectives import (
+    Bound,
+    Truncate,
+    count,
+    importance_weights,
+    of_weight,
+    token_clip_loss,
+)
 
 DEFAULT_BOUND = Truncate(100.0)
 """The paper's cap on theta/behav (appendix B)."""
@@ -225,7 +232,8 @@ def slime_importance_weights(
         ids = torch.arange(len(lengths), device=pg_loss.device).repeat_interleave(lengths)
         proximal, behavior = torch.cat(train_log_probs).detach(), torch.cat(rollout_log_probs)
         counted = torch.ones_like(ids) if weight == "token" else torch.cat(loss_masks)
-        weights = importance_weights(proximal, behavior, counted, weight=weight, bound=bound, sequence_ids=ids)
+        bounds = of_weight(bound)
+        weights = importance_weights(proximal, behavior, counted, weight=weight, bound=bounds, sequence_ids=ids)
         plain = torch.exp(proximal - behavior)
         return pg_loss * weights, loss_masks, {"tis": plain, "tis_clipfrac": (weights != plain).float()}
 

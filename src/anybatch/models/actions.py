@@ -126,7 +126,7 @@ class ActionSpec:
         return self.array_to_env(action.detach().cpu().numpy())
 
     def tensor_to_env(self, action: Tensor) -> Tensor:
-        """:meth:`to_env` on the device of ``action``, for environments of tensors: float32 for a Box of floats, or int64."""
+        """:meth:`to_env` on the device of ``action``, for environments of tensors: int64, or float32 for reals."""
         if not isinstance(self.space, gym.spaces.Box):
             action = action.reshape(*action.shape[: action.dim() - len(self.shape)], *(self.space.shape or ()))
             start = getattr(self.space, "start", 0)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from anybatch.errors import ConfigError
+from anybatch.observations import Observation
 
 IN_CHECKPOINT = 256_000_000
 """Bytes up to which a phase in memory is part of the checkpoints, and which ``auto`` always keeps in memory."""
@@ -36,6 +37,11 @@ class SegmentLayout:
     """Type and shape of one sample's entry, by name."""
     keys: tuple[str, ...] | None
     """Keys of a dictionary observation, in order."""
+
+    def entries(self, observation: Observation) -> dict[str, torch.Tensor]:
+        """The tensors of observations by the name of their array; the keys of a dictionary may be in any order."""
+        tensors = [observation[key] for key in self.keys or ()] if isinstance(observation, dict) else [observation]
+        return {f"observation{i}": tensor for i, tensor in enumerate(tensors)}
 
     @property
     def segment_samples(self) -> int:

@@ -21,7 +21,7 @@ from anybatch.distributed.collectives import is_main, local_world_size, rank, wo
 from anybatch.distributed.state import Slot, State
 from anybatch.errors import ConfigError
 from anybatch.minibatches import FlatRecord
-from anybatch.observations import Observation, leaves
+from anybatch.observations import Observation
 from anybatch.phase_storage.arrays import DiskArray, RamArray, SegmentArray
 from anybatch.phase_storage.layout import IN_CHECKPOINT, SegmentLayout, choose_storage, free_disk, gigabytes
 from anybatch.system.memory import free_memory
@@ -94,8 +94,7 @@ class SegmentStore:
         if self.full:
             raise RuntimeError("the phase is complete; clear() comes before the next segment")
         start = self.samples
-        entries = {f"observation{i}": leaf for i, leaf in enumerate(leaves(observation))}
-        for name, tensor in {**entries, "value_target": value_target}.items():
+        for name, tensor in {**self.layout.entries(observation), "value_target": value_target}.items():
             self._arrays[name].write(start, tensor.flatten(0, 1))
         self._number.write(self.count, torch.tensor([self._first + self.count + 1]))
         self.count += 1

@@ -153,7 +153,7 @@ def student_tail(t: float, freedom: float) -> float:
     """P(T > t) of Student's distribution.
 
     With ``t = sqrt(freedom) tan(angle)`` its density is that of an angle, proportional to ``cos(angle)^(freedom - 1)``,
-    which is integrated numerically; the relative error is below 1e-7.
+    which is integrated numerically; the relative error is below 1e-6.
     """
     if t < 0:
         return 1.0 - student_tail(-t, freedom)

@@ -17,7 +17,7 @@ import torch
 from anybatch.config.schema import EnvConfig, TrainConfig
 from anybatch.config.validation import check_integer
 from anybatch.envs.base import Observation as EnvObservation
-from anybatch.envs.base import VectorEnv
+from anybatch.envs.base import VectorEnv, close_env
 from anybatch.envs.factory import make, native_spaces
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.registry import environment_id, given_environments, is_known
@@ -176,7 +176,9 @@ def load_policy(
         warnings.warn(sentence, stacklevel=2)
     if env is not None:
         config = replace(config, env=replace(config.env, id=environment_id(env)))
-    content = _best(folder) if best else checkpoint.load_newest(folder / CHECKPOINTS)[0]
+    content, passed_over = (_best(folder), []) if best else checkpoint.load_newest(folder / CHECKPOINTS)
+    for sentence in passed_over:
+        warnings.warn(f"{sentence}; the policy is that of the checkpoint before it", stacklevel=2)
     with checkpoint.must_fit(run_dir):
         state = content["state"]
         # checkpoints of before have no spaces
@@ -284,7 +286,7 @@ def evaluate(
             progress or (lambda ended: None),
         )
     finally:
-        games.close()
+        close_env(games)
 
 
 def _play(

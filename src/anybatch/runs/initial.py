@@ -43,9 +43,10 @@ def start_from(folder: Path, components: Components) -> list[str]:
     Raises:
         CheckpointError: it is not a run folder, has no intact checkpoint, or is of other spaces or networks.
     """
-    source, content = on_main(lambda: _read(folder))
+    source, content, passed_over = on_main(lambda: _read(folder))
     with checkpoint.must_fit(folder):
-        return _take_over(folder, source, content, components)
+        taken_over = _take_over(folder, source, content, components)
+    return [*(f"{sentence}; started from the checkpoint before it" for sentence in passed_over), *taken_over]
 
 
 def _take_over(folder: Path, source: TrainConfig, content: State, components: Components) -> list[str]:
@@ -67,6 +68,12 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
         f"started from {str(folder)!r} at {content['run']['env_steps']:,} environment steps; taken over: {taken}; "
         f"anew: {anew}"
     ]
+    for name in ("squash", "log_std_bounds"):
+        before, now = getattr(source.model.gaussian, name), getattr(config.model.gaussian, name)
+        if before != now:
+            sentences.append(
+                f"model.gaussian.{name} is {now} instead of {before}: the same weights are another distribution"
+            )
     if averages and not math.isclose(samples, 1):
         second = f"second moments are multiplied by {samples:.6g}, as the variance of a gradient is, and its "
         sentences.append(
@@ -76,10 +83,9 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
     return sentences
 
 
-def _read(folder: Path) -> tuple[TrainConfig, dict[str, Any]]:
+def _read(folder: Path) -> tuple[TrainConfig, dict[str, Any], list[str]]:
     config, _ = read_config(folder)
-    content, _ = content_of_run(folder)
-    return config, content
+    return config, *content_of_run(folder)
 
 
 def _check_spaces(state: State, components: Components, folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
 from anybatch.config.validation import check_integer
-from anybatch.envs.base import VectorEnv
+from anybatch.envs.base import VectorEnv, close_env
 from anybatch.envs.factory import make
 from anybatch.envs.registry import given_environments
 from anybatch.errors import AnybatchError, ConfigError, EnvError, install_command
@@ -85,7 +85,7 @@ def record(
             if progress is not None:
                 progress(ended, len(frames))
     finally:
-        games.close()
+        close_env(games)
     _write(video, frames, fps, imageio)
     return len(frames)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Games, Steps, VectorEnv
 from anybatch.envs.base import Observation as EnvObservation
+from anybatch.envs.snapshot import OtherStateError
 from anybatch.errors import DivergenceError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
@@ -233,7 +234,10 @@ class Sampler:
             self.generator.set_state(state["generator"])
         if state["env"] is None:
             return False
-        self.env.load_state(state["env"])
+        try:
+            self.env.load_state(state["env"])
+        except OtherStateError:
+            return False
         self.observation = map_observation(self._from_tensor, state["observation"])
         self.episodes.load_state_dict(state["episodes"])
         if "state" in state:

@@ -50,7 +50,8 @@ def translate(config: TrainConfig, framework: str) -> Translation:
         else:
             start = start.format(**table.classes(config))
             lines += [f"{start}(", *(f"    {name}={_code(value)}," for name, value in values.items()), ")"]
-        arguments |= {name: _plain(value) for name, value in values.items()}
+        for name, value in values.items():
+            arguments.setdefault(name, _plain(value))  # the collector's environment is that of the call before
     missing = list(table.notes(config))
     return Translation("\n".join([*lines, *(f"# {sentence}" for sentence in missing)]), arguments, missing)
 

@@ -68,7 +68,7 @@ class Rules:
 class Adjustments(Rules):
     """Adjustment of the hyperparameters to a changed batch."""
 
-    adam_betas: Literal["keep", "both", "beta2"] = "keep"  # type: ignore[assignment]
+    adam_betas: Literal["keep", "both", "beta2"] = "keep"
     """Raise Adam's decay rates to the power 1/c."""
     rule: RuleName = "paper"
     """Change the step size with the minibatch size (paper), or keep both and change the number of minibatches."""
@@ -87,7 +87,7 @@ class TrainScaling(Adjustments):
 
 
 def check_choice(name: str, value: Any, kind: Any) -> None:
-    """Raise a ConfigError unless ``value`` is one of the choices of ``kind``: a Literal, bool, or a union of the two."""
+    """Raise a ConfigError unless ``value`` is a choice of ``kind``: a Literal, bool, or a union of the two."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]
     if choices and not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, choices))}")

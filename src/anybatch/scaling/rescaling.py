@@ -100,8 +100,8 @@ def scale(
             worker remains, as in appendix B; one worker stays one worker.
         adam_step: divide the Adam step size by sqrt(c), by c (the ablation of appendix C), or not at all; SGD's is
             divided by c unless this is "none".
-        adam_betas: raise "both" of Adam's decay rates to the power 1/c, "beta2" alone, or "keep" them (appendix on Adam's
-            betas); True and False mean both and keep.
+        adam_betas: raise "both" of Adam's decay rates to the power 1/c, "beta2" alone, or "keep" them (appendix on
+            Adam's betas); True and False mean both and keep.
         ewma: multiply the centre of mass of the proximal EWMA by c.
         advantage_norm: multiply the span of the advantage moments by c.
         policy_iterations: multiply N_pi by c (PPG).

@@ -14,7 +14,7 @@ from anybatch.config.frameworks.common import (
     max_norm,
     ppo_notes,
 )
-from anybatch.config.frameworks.rows import Framework, Row
+from anybatch.config.frameworks.rows import Code, Framework, Row
 from anybatch.config.schema import TrainConfig
 
 
@@ -24,6 +24,7 @@ def _notes(config: TrainConfig) -> Iterator[str]:
 
 
 _ARGUMENTS = (
+    Row("env_id", "env.id", lambda config: Code("ENV_ID")),
     Row("total_timesteps", "total_env_steps"),
     Row("num_envs", "env.num_envs"),
     Row("num_steps", "rollout.steps"),
@@ -42,7 +43,6 @@ _ARGUMENTS = (
     Row("target_kl", "optimizer.kl_stop", when=lambda config: config.optimizer.kl_stop is not None),
 )
 _KNOWN = (
-    Row("env_id", "env.id"),
     Row("batch_size", meaning=ITERATION),
     Row("minibatch_size", meaning=MINIBATCHES),
 )

@@ -82,6 +82,12 @@ def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Ite
         yield "policy.interpolated true: no counterpart; the policy is limited around the one that sampled"
 
 
+def exact_kl(config: TrainConfig) -> Iterator[str]:
+    """Yield a sentence for frameworks whose KL penalty is the exact one."""
+    if is_penalty(config) and config.policy.kl_estimator != "exact":
+        yield f"policy.kl_estimator {config.policy.kl_estimator}: no counterpart; the KL is exact"
+
+
 def ppo_notes(
     config: TrainConfig, normalization: str, clipping: str, always: bool = False, counterparts: Collection[str] = ()
 ) -> Iterator[str]:

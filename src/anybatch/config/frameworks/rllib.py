@@ -10,6 +10,7 @@ from anybatch.config.frameworks.common import (
     MINIBATCHES,
     NO_VALUE_CLIPPING,
     describe_optimizer,
+    exact_kl,
     is_linear,
     is_penalty,
     minibatch_size,
@@ -21,6 +22,7 @@ from anybatch.config.schema import TrainConfig
 
 def _notes(config: TrainConfig) -> Iterator[str]:
     yield from ppo_notes(config, "advantages are normalised over each train batch", "", always=True)
+    yield from exact_kl(config)
     if is_penalty(config):
         yield (
             "kl_coeff penalises the KL to the sampling policy and is moved towards kl_target after every iteration; it "

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from anybatch.config.frameworks.common import (
     MINIBATCHES,
     NO_VALUE_CLIPPING,
+    exact_kl,
     has_ewma,
     is_adam,
     is_linear,
@@ -59,8 +60,8 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         "" if ewma else "clip_range",
         counterparts=() if ewma else ("kl_stop",),
     )
-    if ewma and is_penalty(config) and config.policy.kl_estimator != "exact":
-        yield f"policy.kl_estimator {config.policy.kl_estimator}: no counterpart; the KL is exact"
+    if ewma:
+        yield from exact_kl(config)
 
 
 _ENV = (Row("env_id", "env.id", lambda config: Code("ENV_ID")), Row("n_envs", "env.num_envs"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from anybatch.config.frameworks.common import (
     ITERATION,
     MINIBATCHES,
+    exact_kl,
     has_ewma,
     is_adam,
     is_linear,
@@ -41,10 +42,14 @@ def _imports(config: TrainConfig) -> list[str]:
 def _notes(config: TrainConfig) -> Iterator[str]:
     optimizer, steps = config.optimizer, []
     yield from ppo_notes(config, "", "")
+    yield from exact_kl(config)
     if config.policy.proximal == "recent":
         yield "policy.proximal recent: call SoftUpdate(loss_module, eps=0.0).step() before each iteration"
     if config.advantage.normalize:
-        steps.append("normalizer.update(*moments(advantage)) once an iteration (anybatch.distributed.moments)")
+        steps.append(
+            "normalizer.update(*moments(advantage)) and advantage = normalizer(advantage) once an iteration "
+            "(anybatch.distributed.moments)"
+        )
     if optimizer.max_grad_norm is not None:
         steps.append(f"torch.nn.utils.clip_grad_norm_(loss_module.parameters(), {optimizer.max_grad_norm:g})")
     if is_linear(config):

@@ -49,8 +49,8 @@ def summary(suite: Suite, results: Results) -> list[str]:
     return [
         "The linear rule compared with the square-root rule. Effect on the final return: the additional loss from "
         f"{suite.batch_label(1)} to the smaller batch, as in appendix E. Area: the normalised return averaged over all "
-        f"of training. Z above {threshold(len(smaller)):.2f} is significant (p < 0.001 after the correction for "
-        f"{len(smaller)} hypotheses).",
+        f"of training. Z above {threshold(2 * len(smaller)):.2f} is significant (p < 0.001 after the correction "
+        f"for {2 * len(smaller)} hypotheses).",
         markdown(header, rows),
     ]
 

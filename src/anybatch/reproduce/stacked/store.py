@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from anybatch.observations import Observation, leaves
+from anybatch.observations import Observation
 from anybatch.phase_storage.layout import SegmentLayout
 from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
 
@@ -31,8 +31,8 @@ class StackedStore(SegmentStore):
     def append(self, observation: Observation, value_target: Tensor) -> None:
         """Add a segment (R, N, T, ...)."""
         segment = slice(self.samples, self.samples + self.layout.segment_samples)
-        for index, leaf in enumerate(leaves(observation)):
-            self._stacked[f"observation{index}"][:, segment] = leaf.flatten(1, 2)
+        for name, entry in self.layout.entries(observation).items():
+            self._stacked[name][:, segment] = entry.flatten(1, 2)
         self._stacked["value_target"][:, segment] = value_target.flatten(1, 2)
         self.count += 1
 
