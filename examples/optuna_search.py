@@ -1,6 +1,8 @@
-"""Search for a step size and an EWMA with Optuna, which ends bad trials early by their evaluations.
+"""Search for a number of environments, a step size and a centre of mass with Optuna.
 
-    pip install 'anybatch[optuna]'
+It ends bad trials early by their evaluations.
+
+    pip install '.[optuna]'
     python examples/optuna_search.py --trials 30
 
 Evaluations come at the same numbers of environment steps in every trial, and their number of episodes is fixed, so

@@ -132,6 +132,39 @@ def test_with_vllm_the_sampler_is_the_behaviour_policy(tmp_path: Path) -> None:
     torch.testing.assert_close(loss, expected)
 
 
+def test_sequences_far_from_the_policy_that_sampled_are_left_out(tmp_path: Path) -> None:
+    """TRL's off_policy_mask_threshold, also where the average is near the policy."""
+    trainer = build(str(tmp_path), off_policy_mask_threshold=0.5)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    inputs: dict[str, Any] = {
+        "prompt_ids": torch.tensor([[2, 3]]),
+        "prompt_mask": torch.ones(1, 2, dtype=torch.long),
+        "completion_ids": torch.tensor([[4, 5, 1]]),
+        "completion_mask": torch.ones(1, 3, dtype=torch.long),
+        "advantages": torch.tensor([-1.0]),
+        "num_items_in_batch": torch.tensor(3.0),
+    }
+    logp = trainer._logps(trainer.model, inputs).detach()  # and that of the average, which has not moved
+    losses = [
+        trainer._compute_loss(trainer.model, {**inputs, "old_per_token_logps": logp + further}).item()
+        for further in (0.0, 2.0)  # KL[behav, theta] by the sampled tokens: 0, and 2, which is above 0.5
+    ]
+    assert losses[0] > 0 and losses[1] == 0
+
+
+def test_a_skipped_step_does_not_move_the_average(tmp_path: Path) -> None:
+    trainer: Any = build(str(tmp_path))
+    (steps,) = [x for x in trainer.callback_handler.callbacks if type(x).__name__ == "_GradientSteps"]
+    skipping = SimpleNamespace(average=trainer.average, accelerator=SimpleNamespace(optimizer_step_was_skipped=True))
+    steps.trainer = skipping
+    steps.on_step_end(None, None, None)
+    assert trainer.average.terms == 1
+    skipping.accelerator.optimizer_step_was_skipped = False
+    steps.on_step_end(None, None, None)
+    assert trainer.average.terms == 2
+
+
 def recorded(trainer: DecoupledGRPOTrainer) -> list[list[Tensor]]:
     """The weights at the start, and after each gradient step of a run that follows."""
     steps = [[x.detach().float().clone() for x in trainer.average.parameters.values()]]
@@ -200,6 +233,7 @@ def test_of_an_adapter_only_the_adapter_is_averaged(tmp_path: Path) -> None:
         ({"loss_type": "vespo"}, "loss_type is 'vespo', but must be one of grpo"),
         ({"scale_rewards": "group"}, 'set scale_rewards="none"'),
         ({"center_of_mass": -1.0}, "center_of_mass is -1"),
+        ({"beta": 0.1}, r"beta is 0.1 with use_bias_correction_kl, .* set use_bias_correction_kl=False"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -18,7 +18,8 @@ def encoder_path(encoder: Any) -> str:
     """
     if not isinstance(encoder, type):
         raise ConfigError(
-            f"model.encoder is {shown(encoder)}, but must be impala, nature, mlp, auto, import.path:Class, or the class"
+            f"model.encoder is {shown(encoder)}, but must be impala, nature, small-conv, mlp, auto, "
+            "import.path:Class, or the class"
         )
     module, name = encoder.__module__, encoder.__qualname__
     if getattr(sys.modules.get(module), name, None) is not encoder:

@@ -57,7 +57,7 @@ class GaussianConfig:
     log_std: float = 0.0
     """Initial logarithm of the standard deviations."""
     log_std_bounds: tuple[float, float] | None = None
-    """Smooth bounds of the logarithm, low and high; None sets none."""
+    """Smooth bounds of the logarithm, low and high; None for no bounds."""
     squash: bool = False
     """Map actions into their range by tanh, with its exact log-probability; else the environment gets them clipped."""
 
@@ -197,7 +197,7 @@ class OptimizerConfig:
     (VCPO); for stale data."""
     kl_stop: float | None = None
     """KL divergence from the proximal policy, mean of a pass, after which an iteration makes no further pass; 1.5 times
-    the target_kl of Stable-Baselines3 and Spinning Up. None stops never."""
+    the target_kl of Stable-Baselines3 and Spinning Up. None never stops."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
     adam_eps: float = 1e-8
@@ -205,7 +205,7 @@ class OptimizerConfig:
     sgd_momentum: float = 0.0
     """Momentum of SGD."""
     max_grad_norm: float | None = None
-    """Maximum norm of the gradient; None, as in the paper, does not clip."""
+    """Maximum norm of the gradient, not in the auxiliary phase; None, as in the paper, does not clip."""
     minibatches: int = 8
     """Minibatches, that is gradient steps, per epoch."""
     shuffle: Literal["trajectories", "samples"] = "trajectories"
@@ -243,7 +243,7 @@ class AuxiliaryConfig:
     clone_coefficient: float = 1.0
     """Coefficient beta_clone of KL[old, new]."""
     storage: Literal["auto", "ram", "disk"] = "auto"
-    """Memory for a phase's observations; auto decides by free space."""
+    """Where a phase's observations are kept; auto takes memory up to 256 MB, above that the disk if there is room."""
 
     @property
     def minibatches_per_epoch(self) -> int:
@@ -261,7 +261,7 @@ class EvalConfig:
     episodes: int = 20
     """Complete episodes of an evaluation."""
     num_envs: int | None = None
-    """Environments that play at the same time; None for one an episode, up to 64."""
+    """Environments that play at the same time; None takes one for each episode, up to 64."""
     max_steps: int | None = None
     """Steps after which an episode is cut and counted as unfinished; None waits for its end."""
     options: dict[str, Scalar] = field(default_factory=dict)
@@ -283,7 +283,7 @@ class LogConfig:
     wandb_project: str = "anybatch"
     """Project in Weights & Biases."""
     noise_scale: bool = True
-    """Estimate the gradient noise scale, the batch size up to which the scaling rules hold."""
+    """Estimate the gradient noise scale; the scaling rules hold for batches up to about a quarter of it."""
 
 
 @dataclass(frozen=True)
@@ -293,9 +293,11 @@ class TrainConfig:
     total_env_steps: int = 100_000_000
     """Environment steps to train for, over all environments."""
     workers: int = 4
-    """Data-parallel workers of the reference setup, for the auxiliary phase's scaling rule; torchrun starts them."""
+    """Data-parallel workers that the hyperparameters were tuned for, used by the auxiliary phase's scaling rule alone;
+    how many train is up to torchrun."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the encoders; auto takes bf16 where the hardware has it. All other computation is fp32."""
+    """Precision of the encoders impala and nature, and of your own for images; auto takes bf16 where the hardware has
+    it. Everything else is fp32."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
     micro_batch: int | None = None
@@ -308,7 +310,8 @@ class TrainConfig:
     keep_freed_memory: bool = True
     """Keep freed memory in the process (glibc) while training on a CPU: faster, but holds more memory."""
     checkpoint_seconds: float = 60.0
-    """Seconds between checkpoints, which are written at the end of an iteration."""
+    """Seconds between checkpoints, at the end of an iteration or inside an auxiliary phase; one also follows every
+    iteration of 1.5 s or more."""
     keep_checkpoints: int = 2
     """Checkpoints kept in the run folder."""
     env: EnvConfig = field(default_factory=EnvConfig)
