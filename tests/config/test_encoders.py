@@ -48,5 +48,7 @@ def test_what_nobody_finds_again_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"the class .*Local, which nobody could find again in .*: define it at the"):
         ppo(encoder=Local)
-    with pytest.raises(ConfigError, match=r"but must be impala, nature, mlp, auto, import.path:Class, or the class"):
+    with pytest.raises(
+        ConfigError, match=r"but must be impala, nature, small-conv, mlp, auto, import.path:Class, or the class"
+    ):
         ppo(encoder=lambda space: Wide(space))

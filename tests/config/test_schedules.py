@@ -35,7 +35,8 @@ def test_factors(schedule: str, fraction: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "schedule", ["", "cosine", "0:1 1", "0:a", "1:0 0:1", "0:1 2:0", "-1:1", "0:-1", "0:nan", "0:inf", None, 3]
+    "schedule",
+    ["", "cosine", "0:1 1", "0:a", "1:0 0:1", "0:1 2:0", "-1:1", "0:-1", "0:nan", "0:inf", "0:1 nan:2 1:3", None, 3],
 )
 @pytest.mark.parametrize("name", ["optimizer.schedule", "policy.clip_schedule", "policy.entropy_schedule"])
 def test_what_is_no_schedule_is_refused(name: str, schedule: object) -> None:

@@ -243,7 +243,7 @@ class AuxiliaryConfig:
     clone_coefficient: float = 1.0
     """Coefficient beta_clone of KL[old, new]."""
     storage: Literal["auto", "ram", "disk"] = "auto"
-    """Where a phase's observations are kept; auto takes memory up to 256 MB, above that the disk if there is room."""
+    """Place of a phase's observations; auto takes memory up to 256 MB, above that the disk if there is room."""
 
     @property
     def minibatches_per_epoch(self) -> int:

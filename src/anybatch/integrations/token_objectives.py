@@ -126,8 +126,7 @@ def token_clip_loss(
         weight: the level of prox/behav, and of theta/behav, which bounds act on.
         bound: :class:`Truncate` or :class:`Mask`, or several of them. Where ``ratio`` is another level than ``weight``,
             a bound on theta/behav acts on the larger of it and prox/behav, for the latter then weighs each token.
-        denominator: samples in the whole gradient step, over all micro-batches and workers, see the table above; at
-            least 1, as ``count(...).clamp(min=1)`` where a step may have none.
+        denominator: samples in the whole gradient step, over all micro-batches and workers, see the table above.
             Divided by this, gradients of micro-batches add up to that of the whole; where workers' gradients are
             averaged instead of added, divide it by their number.
         ratio: the level of r, the ratio that is clipped; None means ``weight``.
@@ -259,6 +258,8 @@ def of_weight(bound: Bound | Sequence[Bound]) -> list[Bound]:
 
 def count(mask: Tensor, level: Level, sequence_ids: Tensor | None = None) -> Tensor:
     """Samples among B completions: tokens that count, or completions with at least one of them.
+
+    The losses need a denominator above 0: ``count(...).clamp(min=1)`` where no token of a gradient step may count.
 
     Args:
         mask: (B, T) bool or 0 and 1, tokens that count; (T,) for packed tokens.

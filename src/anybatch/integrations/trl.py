@@ -31,7 +31,7 @@ from anybatch.normalize import AdvantageNormalizer
 
 try:
     from transformers import TrainerCallback
-    from trl import GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer
     from trl.experimental.async_grpo import AsyncGRPOTrainer
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -157,14 +157,15 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
             ConfigError: weights are sharded, a loss without an importance ratio, rewards are scaled twice, or TRL would
                 weigh its KL term by theta/prox.
         """
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, GRPOConfig) and given.beta and given.use_bias_correction_kl:
+                raise ConfigError(
+                    f"beta is {given.beta} with use_bias_correction_kl, which weighs the KL term by theta/old, and the "
+                    "old policy is the average here, which did not sample; set use_bias_correction_kl=False"
+                )
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)
         settings: Any = self.args
-        if settings.beta and settings.use_bias_correction_kl:
-            raise ConfigError(
-                f"beta is {settings.beta} with use_bias_correction_kl, which weighs the KL term by theta/old, and the "
-                "old policy is the average here, which did not sample; set use_bias_correction_kl=False"
-            )
         if self.normalizer is not None and settings.scale_rewards != "none":
             raise ConfigError(
                 f"scale_rewards is {settings.scale_rewards!r}, and advantage_span would scale once more; set "
