@@ -28,19 +28,13 @@ class RunningMoments:
         self.squares = torch.zeros(shape, dtype=torch.float64)  # weighted sum of squared deviations from the mean
 
     def add(self, mean: Tensor, var: Tensor, count: Tensor, decay: float | Tensor = 1.0) -> None:
-        """Add ``count`` values by their mean and population variance, after multiplying older weights by ``decay``.
-
-        A count of 0 changes nothing, whatever its mean. What has no weight left is forgotten even if it was not finite.
-        """
+        """Add ``count`` values by their mean and population variance, after multiplying older weights by ``decay``."""
         old = decay * self.weight
         weight = old + count
-        lost = (old == 0) & ~torch.isfinite(self.mean + self.squares)  # 0 * NaN is NaN
-        before, squares = (torch.where(lost, 0.0, x) for x in (self.mean, self.squares))
-        shift = mean - before
-        squares = decay * squares + count * var + shift.square() * old * count / weight
-        new = weight, before + shift * count / weight, squares
-        present = self.weight, self.mean, self.squares
-        self.weight, self.mean, self.squares = (torch.where(count > 0, x, y) for x, y in zip(new, present, strict=True))
+        shift = mean - self.mean
+        self.squares = decay * self.squares + count * var + shift.square() * old * count / weight
+        self.mean = self.mean + shift * count / weight
+        self.weight = weight
 
     @property
     def var(self) -> Tensor:
@@ -78,6 +72,8 @@ class AdvantageNormalizer:
     def update(self, mean: Tensor | float, var: Tensor | float, count: Tensor | float) -> None:
         """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers.
 
+        A count of 0 changes nothing, whatever its mean. What has no weight left is forgotten even if it was not finite.
+
         Raises:
             ValueError: an argument is neither a number nor (R,) for R stacked runs.
         """
@@ -87,7 +83,13 @@ class AdvantageNormalizer:
             if x.shape not in (runs, torch.Size()):
                 allowed = f"a number or {tuple(runs)}, one for each run" if runs else "a number"
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, but must be {allowed}")
-        self._moments.add(mean, var, count, self.decay)
+        moments, names = self._moments, ("weight", "mean", "squares")
+        before = [getattr(moments, name) for name in names]
+        lost = (self.decay * moments.weight == 0) & ~torch.isfinite(moments.mean + moments.squares)  # 0 * NaN is NaN
+        moments.mean, moments.squares = (torch.where(lost, 0.0, x) for x in (moments.mean, moments.squares))
+        moments.add(mean, var, count, self.decay)
+        for name, x in zip(names, before, strict=True):
+            setattr(moments, name, torch.where(count > 0, getattr(moments, name), x))
 
     def moments(self) -> tuple[float, float]:
         """Weighted mean and variance; the variance is never negative. Tensors (R,) for stacked runs."""

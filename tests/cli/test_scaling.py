@@ -302,3 +302,22 @@ def test_live_warnings_are_silent_when_quiet(tmp_path: Path, capsys: pytest.Capt
 def test_doctor_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "/nowhere"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_options_are_pairs_over_those_of_the_preset_or_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pong = ["--env.id", "envpool:Pong-v5", "--divide-batch-by", "2", "--format", "yaml"]
+    assert main(["scale", "ppo-atari", *pong, "--env.options", "episodic_life", "False", "noop_max", "5"]) == 0
+    options = yaml.safe_load(capsys.readouterr().out)["env"]["options"]
+    assert options == {"episodic_life": False, "reward_clip": True, "noop_max": 5}
+    file = tmp_path / "file.yaml"
+    file.write_text(
+        to_yaml(override(ppo_ewma(), {"env.options": {"num_levels": 500}, "model.options": {"channels": 8}}))
+    )
+    assert (
+        main(["scale", str(file), "--divide-batch-by", "2", "--format", "yaml", "--env.options", "num_levels", "200"])
+        == 0
+    )
+    scaled = yaml.safe_load(capsys.readouterr().out)
+    assert (scaled["env"]["options"], scaled["model"]["options"]) == ({"num_levels": 200}, {"channels": 8})
+    assert main(["scale", str(file), "--divide-batch-by", "2", "--env.options.num-levels", "200"]) == 2
+    assert "give pairs, --env.options NAME VALUE" in capsys.readouterr().err

@@ -453,12 +453,7 @@ STALE: dict[str, Any] = {"rollout.source.kind": "delayed", "delay": 4}
             ["optimizer.kl_target is 0.01", "one gradient step", "recent"],
         ),
         ({"proximal": "ewma", "center_of_mass": 0.0}, ["policy.center_of_mass is 0", "policy.proximal behavior"]),
-        ({"objective": "kl", "clip_schedule": "linear"}, ["policy.clip_schedule is 'linear'", "objective kl"]),
         ({"num_envs": 1, "steps": 1, "minibatches": 1}, ["advantage.normalize", "one sample", "advantage.span"]),
-        (
-            {"rollout.source": {"kind": "delayed", "delay": 1, "max_lag": 4}, "proximal": "recent"},
-            ["rollout.source.max_lag is 4", "delayed"],
-        ),
         ({"delay": 3}, ["rollout.source.delay is 3", "synchronous", "delayed"]),
         *(
             (
@@ -520,6 +515,8 @@ def test_combinations_that_make_sense(changes: dict[str, Any]) -> None:
         (TrainConfig(policy=PolicyConfig(proximal="EWMA")), "policy.proximal is 'EWMA'"),  # type: ignore[arg-type]
         (TrainConfig(policy=PolicyConfig(importance="behaviour")), "importance is"),  # type: ignore[arg-type]
         (TrainConfig(optimizer=OptimizerConfig(kind="Adam")), "optimizer.kind is 'Adam'"),  # type: ignore[arg-type]
+        (TrainConfig(env=EnvConfig(num_envs=2.0)), r"env.num_envs is 2.0 \(float\), but must be 2"),  # type: ignore[arg-type]
+        (TrainConfig(policy=PolicyConfig(clip="0.2")), "policy.clip is '0.2'"),  # type: ignore[arg-type]
         (TrainConfig(total_env_steps=1.5), "total_env_steps is 1.5, but must be an integer"),  # type: ignore[arg-type]
         (TrainConfig(env=EnvConfig(num_envs=4.5)), "env.num_envs is 4.5, but must be an integer"),  # type: ignore[arg-type]
     ],

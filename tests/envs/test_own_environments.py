@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import io
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_sizes_of_0_are_refused(attribute: str, space: Any, sentence: str) -> No
 def test_one_object_is_no_two_copies() -> None:
     one = Own()
     assert make(EnvConfig(environment_id(lambda: one)), 1, 0).num_envs == 1
-    with pytest.raises(EnvError, match="the same object in each call"):
+    with pytest.raises(EnvError, match="are one object, or wrappers around one"):
         make(EnvConfig(environment_id(lambda: one)), 2, 0)
 
 
@@ -131,6 +132,25 @@ def test_copies_have_the_same_spaces(vectorization: str) -> None:
 
     with pytest.raises(EnvError, match="same spaces"):
         make(EnvConfig(environment_id(Different), options={"vectorization": vectorization}), 2, 0)
+
+
+def test_bounds_of_floats_may_differ_between_copies() -> None:
+    bounds = iter((1.0, 2.0))
+
+    def env() -> Own:
+        made = Own()
+        made.observation_space = spaces.Dict(x=spaces.Box(0, next(bounds), (2,)))
+        return made
+
+    assert make(EnvConfig(environment_id(env)), 2, 0).num_envs == 2
+
+
+def test_an_error_in_a_process_that_is_being_made_is_that_error() -> None:
+    def env() -> Own:
+        raise RuntimeError("no workspace licence")
+
+    with pytest.raises(EnvError, match="no workspace licence"):
+        make(EnvConfig(environment_id(env), options={"vectorization": "async"}), 2, 0)
 
 
 # ---------------------------------------------------------------- states
@@ -151,9 +171,54 @@ def test_arrays_that_are_views_of_each_other_cannot_be_saved() -> None:
     memory = np.zeros(4)
     separate.left, separate.right = memory[:2], memory[2:]  # type: ignore[attr-defined]
     assert snapshot.save(separate) is not None
-    for values in ((torch.zeros(4),) * 1, (np.zeros((2, 0)), np.zeros(0)), (np.zeros(3)[::-1],)):
+    columns, constant, sparse = np.zeros((5, 2)), np.arange(6).reshape(2, 3), torch.eye(3).to_sparse()
+    constant.flags.writeable = False
+    for values in (
+        (torch.zeros(4), np.zeros(3)[::-1]),
+        (np.zeros((2, 0)), np.zeros(0)),
+        (columns[:, 0], columns[:, 1]),  # their memory is interleaved, without a byte in common
+        (constant, constant.T),
+        (sparse,),
+    ):
         separate.values = values  # type: ignore[attr-defined]
         assert snapshot.save(separate) is not None
+    whole = torch.zeros(4)
+    separate.values = whole, whole[1:]  # type: ignore[attr-defined]
+    assert snapshot.save(separate) is None
+
+
+def test_containers_come_back_as_they_were() -> None:
+    values = (
+        OrderedDict(b=1, a=2),
+        Counter("aab"),
+        {3, (1, 2)},
+        frozenset({4}),
+        bytearray(b"ab"),
+        b"",
+        2 + 1j,
+        torch.Size([2]),
+    )
+    first, second = Own(), Own()
+    first.values = [*values, values[0]]  # type: ignore[attr-defined]
+    state = snapshot.save(first)
+    assert state is not None
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    snapshot.load(second, torch.load(buffer, weights_only=True))
+    restored = second.values  # type: ignore[attr-defined]
+    assert restored == [*values, values[0]]
+    assert [type(x) for x in restored] == [type(x) for x in (*values, values[0])]
+    assert restored[-1] is restored[0]
+    restored[0].move_to_end("b")
+
+
+def test_a_space_that_is_made_in_reset_needs_no_generator() -> None:
+    first = Own()
+    first.goals = spaces.Discrete(5, seed=3)  # type: ignore[attr-defined]
+    state = snapshot.save(first)
+    assert state is not None
+    snapshot.load(Own(), state)
 
 
 def test_generators_of_spaces_continue() -> None:
@@ -188,8 +253,11 @@ class Vector(SyncVectorEnv):
     def get_state(self) -> dict[str, Any]:
         return {"time": np.array([env.unwrapped.time for env in self.envs]), "extra": self.extra, "note": ("a", 1)}
 
+    restored = 0
+
     def set_state(self, state: dict[str, Any]) -> None:
         assert state["note"] == ("a", 1)
+        Vector.restored += 1
         for env, time in zip(self.envs, state["time"], strict=True):
             env.unwrapped.time = int(time)
 
@@ -203,10 +271,29 @@ def vector(num_envs: int, extra: bool = False) -> Vector:
 def test_states_of_vector_environments_may_hold_arrays(tmp_path: Path) -> None:
     train(config(vector), tmp_path / "run", quiet=True)
     assert np.isfinite(evaluate(load_policy(tmp_path / "run"), episodes=2).returns).all()
+    Vector.restored = 0
     resume(tmp_path / "run", total_env_steps=64, quiet=True)
+    assert Vector.restored == 1
     with pytest.warns(UserWarning, match="get_state of .* is not saved, since it holds"):
         train(config(vector, env_options={"extra": True}), tmp_path / "other", quiet=True)
     load_policy(tmp_path / "other")
+
+
+def test_an_episode_may_end_right_after_a_restored_state() -> None:
+    class SameStep(Vector):
+        metadata = {**SyncVectorEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+
+    def same_step(num_envs: int) -> Vector:
+        return SameStep([Own] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    env, other = (make(EnvConfig(environment_id(same_step)), 2, 0) for _ in range(2))
+    env.reset()
+    for _ in range(4):
+        env.step(np.zeros(2, np.int64))
+    state = env.save_state()
+    assert state is not None
+    other.load_state(state)
+    assert other.step(np.zeros(2, np.int64)).truncated.all()
 
 
 def test_another_vectorization_starts_new_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,5 +135,7 @@ def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
         read_grid(write(tmp_path / "sections.yaml", sections), PRESETS)
     nested = "base: ppo-ewma\nset: {env: {num_envs: 16}, optimizer: {step_size: 3e-4}}\n"
     assert "not scaled: optimizer.step_size" in assumption(write(tmp_path / "nested.yaml", nested))
+    in_vary = "base: ppo-ewma\nset: {step_size: 3e-4}\nvary: {env: [{num_envs: 16}, {num_envs: 32}]}\n"
+    assert "not scaled: optimizer.step_size" in assumption(write(tmp_path / "vary.yaml", in_vary))
     divided = "base: ppo-ewma\nset: {step_size: 3e-4, divide_batch_by: 16}\ntuned_at: {num_envs: 256}\n"
     assert read_grid(write(tmp_path / "divided.yaml", divided), PRESETS)[0].config == jobs[1].config

@@ -46,3 +46,8 @@ def test_everything_else_stays() -> None:
     config = ppo("gym:CartPole-v1", minibatches=4)
     ewma = from_ppo(config)
     assert ewma == ppo("gym:CartPole-v1", minibatches=4, proximal="ewma", center_of_mass=center_of_mass_of_ppo(3, 4))
+
+
+def test_one_gradient_step_has_no_limit_to_keep() -> None:
+    with pytest.raises(ConfigError, match="one minibatch and one policy epoch PPO does not limit the policy"):
+        from_ppo(ppo(policy_epochs=1, value_epochs=1, minibatches=1))

@@ -607,12 +607,17 @@ def test_a_factor_for_more_environments_than_exist_is_refused_at_once(c: float) 
         ({"rule": "fixed_minibatch"}, "rule is 'fixed_minibatch', but must be one of paper, fixed-minibatch"),
         ({"num_envs": 64.5}, "env.num_envs is 64.5, but must be an integer"),
         ({"num_envs": True}, "env.num_envs is True, but must be an integer"),
-        ({"overrides": {"optimizer.stepsize": 1.0}}, "optimizer.stepsize is not a field"),
+        ({"overrides": {"optimizer.stepsize": 1.0}}, "stepsize is not a field"),
     ],
 )
 def test_an_option_that_is_no_choice_is_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         scaling.rescale(ppo_ewma(), **{"num_envs": 64, **options})
+
+
+def test_overrides_have_the_short_names_too() -> None:
+    short, full = ({name: 1e-3} for name in ("step_size", "optimizer.step_size"))
+    assert scaling.rescale(ppo_ewma(), 64, overrides=short) == scaling.rescale(ppo_ewma(), 64, overrides=full)
 
 
 def test_words_of_the_command_line_mean_the_same_in_python() -> None:

@@ -49,6 +49,9 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     for name in (word[2:].partition("=")[0] for word in rest if word.startswith("--")):
         if meaning := explain(name):
             raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
+    for option in (word for name in _PAIRS for word in rest if word.startswith(f"--{name}.")):
+        pairs = option.rpartition(".")[0]
+        raise ConfigError(f"{option} is not an option: give pairs, {pairs} NAME VALUE, such as {pairs} num_levels 500")
     parsed = tyro.cli(kind, args=rest, prog=prog, default=default)
     return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
 

@@ -98,7 +98,7 @@ def validate(config: TrainConfig) -> TrainConfig:
     Raises:
         ConfigError: one sentence about the first problem.
     """
-    from_dict(to_dict(config))  # the types of the fields, which Python does not check when it makes a configuration
+    _check_types(config)
     for name, (allowed, words) in _RANGES.items():
         value = fields.get(config, name)
         if value is None:  # only where its type allows it
@@ -124,6 +124,15 @@ def validate(config: TrainConfig) -> TrainConfig:
     if config.eval.stop_at is not None and config.eval.every is None:
         raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
     return config
+
+
+def _check_types(config: TrainConfig) -> None:
+    """Raise a ConfigError for a value of another type, which Python does not refuse when it makes a configuration."""
+    converted = from_dict(to_dict(config))
+    for name in fields.names():
+        value, right = fields.get(config, name), fields.get(converted, name)
+        if type(value) is not type(right) and not (type(right) is float and type(value) is int):
+            raise ConfigError(f"{name} is {shown(value)} ({type(value).__name__}), but must be {shown(right)}")
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
@@ -204,11 +213,6 @@ def _check_policy(config: TrainConfig) -> None:
             "policy.center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
             "number above 0, or policy.proximal behavior"
         )
-    if policy.objective == "kl" and policy.clip_schedule != schedules.CONSTANT:
-        raise ConfigError(
-            f"policy.clip_schedule is {shown(policy.clip_schedule)}, but policy.objective kl does not clip; set it to "
-            "constant, or policy.objective clip"
-        )
     if policy.proximal != "behavior" and not limited:
         field = "policy.clip inf" if policy.objective == "clip" else "policy.kl_coefficient 0"
         raise ConfigError(
@@ -245,7 +249,8 @@ def _check_kl(config: TrainConfig) -> None:
         if policy.interpolated and getattr(optimizer, name) is not None:
             raise ConfigError(
                 f"optimizer.{name} is {getattr(optimizer, name):g}, but policy.interpolated true computes no proximal "
-                f"policy, and so no divergence from it; set optimizer.{name} to None, or policy.proximal ewma"
+                f"policy, and so no divergence from it; set optimizer.{name} to None, or policy.proximal ewma without "
+                "policy.interpolated"
             )
     steps = optimizer.minibatches * optimizer.policy_epochs
     itself = policy.proximal == "recent" or (policy.proximal == "behavior" and not config.stale)
@@ -355,11 +360,6 @@ def _check_source(config: TrainConfig) -> None:
         raise ConfigError(
             f"rollout.source.delay is {source.delay}, but rollout.source.kind is {source.kind}; "
             "set rollout.source.kind delayed, or delay 0"
-        )
-    if source.kind == "delayed" and source.max_lag != type(source)().max_lag:
-        raise ConfigError(
-            f"rollout.source.max_lag is {source.max_lag}, but rollout.source.kind is delayed; set "
-            "rollout.source.delay, or rollout.source.kind asynchronous"
         )
     for name in ("deterministic", "ray_workers"):
         if source.kind != "asynchronous" and getattr(source, name):

@@ -94,7 +94,11 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         if is_early(progress, config) or returns_are_constant(progress) or has_learned(progress):
             return  # there is little to limit, or nothing that a larger batch would improve
         com = f"{config.policy.center_of_mass:g}"
-        raise_it = f"raise policy.center_of_mass ({com})" if _ewma(config) else "PPO-EWMA with a high centre of mass"
+        raise_it = (
+            f"raise policy.center_of_mass ({com})"
+            if has_center_of_mass(config.policy)
+            else "PPO-EWMA with a high centre of mass"
+        )
         yield Finding(
             "clip_fraction_low",
             "warning",
@@ -157,10 +161,14 @@ def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             "kl_proximal",
             "warning",
-            f"exact KL[proximal, policy] {proximal:.3g} nats",
+            f"{'estimated' if config.policy.interpolated else 'exact'} KL[proximal, policy] {proximal:.3g} nats",
             "the policy runs away from the one that should hold it back",
             f"lower optimizer.step_size ({config.optimizer.step_size:g})"
-            + (f" or policy.center_of_mass ({config.policy.center_of_mass:g})" if _ewma(config) else ""),
+            + (
+                f" or policy.center_of_mass ({config.policy.center_of_mass:g})"
+                if has_center_of_mass(config.policy)
+                else ""
+            ),
         )
     if behavior is not None and behavior > _FAR_BEHAVIOR:
         yield Finding(
@@ -254,7 +262,3 @@ _COLUMNS = (
     "noise_scale_adam",
     "gradient_correlation",
 )
-
-
-def _ewma(config: TrainConfig) -> bool:
-    return config.policy.proximal == "ewma"

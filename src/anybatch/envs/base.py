@@ -133,8 +133,9 @@ class EpisodeInfo:
             self._others |= {str(key) for key in info}
             if self._episodes >= self._PATIENCE:  # a wrong name, or one that only some episodes have, such as successes
                 had = f"it had {', '.join(sorted(self._others))}" if self._others else "it was empty"
+                missing = ", ".join(map(repr, sorted(self._missing)))
                 warnings.warn(
-                    f"env.info_keys has {min(self._missing)!r}, which the info of {self._env_id} did not have at the "
+                    f"env.info_keys has {missing}, which the info of {self._env_id} did not have at the "
                     f"end of {self._episodes} episodes; {had}",
                     stacklevel=2,
                 )

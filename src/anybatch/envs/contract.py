@@ -91,7 +91,7 @@ def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[An
     """Step a single environment; returns its five results. Raises EnvError for flags that are not true or false."""
     result = call_step(env.step, action, env_id)
     observation, reward, terminated, truncated, info = result
-    if not isinstance(info, dict | Mapping):
+    if type(info) is not dict and not isinstance(info, Mapping):
         raise EnvError(_step_sentence(env_id, f"{shown(info)} as info, where a dictionary is expected"))
     if type(terminated) is bool and type(truncated) is bool:
         return result

@@ -251,7 +251,7 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
     except (EOFError, ConnectionError) as error:
         raise EnvError(f"A process of {env_id} died while it made its environment.") from error
     except RuntimeError as error:
-        if "space" not in str(error):
+        if isinstance(error, EnvError) or "space" not in str(error):
             raise
         raise EnvError(f"The copies of {env_id} must all have the same spaces: {error}") from error
 

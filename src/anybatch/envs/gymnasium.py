@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from anybatch.envs import snapshot
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
 from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
-from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
+from anybatch.envs.spaces import Actions, Observations, check_reward, picture, same_observations, take
 from anybatch.errors import EnvError, UserCodeError, shown
 
 _NONE = np.empty(0, np.int64)
@@ -167,11 +168,14 @@ class GymnasiumLoop:
 def _check_copies(envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
     """Raise EnvError if copies are the same object, or have other spaces than the first."""
     if len({id(env.unwrapped) for env in envs}) < len(envs):
-        raise EnvError(f"{env_id} is the same object in each call, but every copy needs an environment of its own.")
+        raise EnvError(
+            f"Copies of {env_id} are one object, or wrappers around one; make a new environment in each call."
+        )
     first = envs[0]
     for index, env in enumerate(envs):
         for name in ("observation_space", "action_space"):
-            if getattr(env, name) != getattr(first, name):
+            same = same_observations if name == "observation_space" else operator.eq
+            if not same(getattr(env, name), getattr(first, name)):
                 raise EnvError(
                     f"The {name} of environment {index} of {env_id} is {shown(getattr(env, name))}, but that of "
                     f"environment 0 is {shown(getattr(first, name))}: all copies must have the same spaces."

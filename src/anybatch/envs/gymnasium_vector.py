@@ -206,7 +206,8 @@ class GymnasiumVector:
         An environment that reuses its array overwrites the last observation when it is reset in the same step. Entries
         that had this value one step earlier as well, such as a goal, do not count.
         """
-        assert self._last is not None
+        if self._last is None:  # in the first step after a restored state
+            return
         before = take(self._last, index)
         for name, last in final.items() if isinstance(final, dict) else (("", final),):
             begin, earlier = (x[name] if isinstance(x, dict) else x for x in (first, before))

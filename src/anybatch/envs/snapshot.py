@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -37,6 +36,9 @@ _CONSTANTS = (
 _IGNORED_NAMES = frozenset({"metadata", "_metadata", "_saved_kwargs", "render_mode"})
 _DRAWING = frozenset({"Surface", "Clock", "Font", "SysFont", "Window", "Renderer", "Texture", "Sound"})
 """Types of pygame that show the state and do not hold it."""
+_MAPPINGS: dict[str, type[Any]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_AS_THEY_ARE = (complex, torch.Size, torch.device, torch.dtype)
+"""Immutable types that a checkpoint can hold."""
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 
 
@@ -80,8 +82,10 @@ def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
         data = decoder.decode(encoded)
         vars(layer).update(data["attributes"])
         for name, generators in data.get("spaces", {}).items():
-            for space, generator in zip(_parts(vars(layer)[name]), generators, strict=True):
-                space._np_random = generator
+            parts = _parts(vars(layer).get(name))
+            if len(parts) == len(generators):  # else it is made anew in each episode
+                for space, generator in zip(parts, generators, strict=True):
+                    space._np_random = generator
         if "custom" in data:
             with user_code(f"set_state of {type(layer).__name__}"):
                 layer.set_state(data["custom"])  # type: ignore[attr-defined]
@@ -90,7 +94,7 @@ def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
 def custom_state(env: Any, env_id: str) -> dict[str, Any] | None:
     """State of an environment of many copies, from its method `get_state()`; None if it has none.
 
-    So it is, with a warning, if the state is more than plain data: a checkpoint with other objects could not be read.
+    Also None, with a warning, if it is more than plain data: a checkpoint with other objects could not be read.
     """
     get_state = getattr(env, "get_state", None)
     if not callable(get_state) or not hasattr(env, "set_state"):
@@ -158,8 +162,10 @@ def _state_of(layer: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     return {"attributes": attributes, "spaces": spaces}
 
 
-def _parts(space: gymnasium.Space[Any]) -> list[gymnasium.Space[Any]]:
-    """A space and those inside of it, each of which may have a random generator."""
+def _parts(space: Any) -> list[gymnasium.Space[Any]]:
+    """A space and those inside of it, each of which may have a random generator; none of anything else."""
+    if not isinstance(space, gymnasium.Space):
+        return []
     inner = getattr(space, "spaces", ())
     return [space, *(part for one in (inner.values() if isinstance(inner, dict) else inner) for part in _parts(one))]
 
@@ -182,20 +188,28 @@ class _Encoder:
         if isinstance(value, np.generic):
             return ["scalar", *_raw(np.asarray(value))]
         if type(value) is bytes:
-            return ["bytes", torch.tensor(list(value), dtype=torch.uint8)]
+            return ["bytes", _bytes(value)]
+        if type(value) is frozenset:
+            return ["frozenset", [self.encode(item) for item in value]]
+        if type(value) in _AS_THEY_ARE:
+            return ["as it is", value]
         if id(value) in self._numbers:
             return ["again", self._numbers[id(value)]]
         self._numbers[id(value)] = len(self._numbers)
         self.kept.append(value)
         if type(value) is np.ndarray:
             return ["array", *_raw(value)]
-        if type(value) is torch.Tensor:
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
             return ["tensor", value.detach().clone()]
         if type(value) in (list, deque):
             length = value.maxlen if isinstance(value, deque) else None
             return [type(value).__name__, [self.encode(item) for item in value], length]
-        if type(value) in (dict, OrderedDict):
-            return ["dict", [[self.encode(key), self.encode(item)] for key, item in value.items()]]
+        if type(value) is set:
+            return ["set", [self.encode(item) for item in value]]
+        if type(value) is bytearray:
+            return ["bytearray", _bytes(value)]
+        if type(value) in _MAPPINGS.values():
+            return [type(value).__name__, [[self.encode(key), self.encode(item)] for key, item in value.items()]]
         if isinstance(value, np.random.Generator) and type(value.bit_generator).__name__ in _GENERATORS:
             return ["generator", type(value.bit_generator).__name__, self.encode(value.bit_generator.state)]
         raise NotSavableError(f"{type(value).__module__}.{type(value).__qualname__}")
@@ -218,7 +232,11 @@ class _Decoder:
         if kind == "scalar":
             return _array(*rest)[()]
         if kind == "bytes":
-            return bytes(rest[0].tolist())
+            return rest[0].numpy().tobytes()
+        if kind == "frozenset":
+            return frozenset(self.decode(item) for item in rest[0])
+        if kind == "as it is":
+            return rest[0]
         if kind == "array":
             return self._keep(_array(*rest))
         if kind == "tensor":
@@ -228,8 +246,14 @@ class _Decoder:
             for item in rest[0]:
                 items.append(self.decode(item))
             return items
-        if kind == "dict":
-            mapping = self._keep({})
+        if kind == "set":
+            members = self._keep(set())
+            members.update(self.decode(item) for item in rest[0])
+            return members
+        if kind == "bytearray":
+            return self._keep(bytearray(rest[0].numpy().tobytes()))
+        if kind in _MAPPINGS:
+            mapping = self._keep(_MAPPINGS[kind]())
             for key, item in rest[0]:
                 # Keys first, in the order of encoding.
                 decoded_key = self.decode(key)
@@ -248,11 +272,26 @@ class _Decoder:
 
 
 def _check_views(values: list[Any]) -> None:
-    """Raise NotSavableError if two arrays overlap in memory, since decoded ones would be separate."""
-    spans = sorted(_span(value) for value in values if type(value) in (np.ndarray, torch.Tensor))
-    for (_, end), (start, _) in pairwise(span for span in spans if span[0] < span[1]):
-        if start < end:
+    """Raise NotSavableError if two arrays share memory that can change, since decoded ones would be separate."""
+    arrays: list[np.ndarray | torch.Tensor] = [x for x in values if type(x) is np.ndarray and x.flags.writeable]
+    arrays += [x for x in values if type(x) is torch.Tensor and x.layout == torch.strided]
+    placed = sorted(((*_span(array), i, array) for i, array in enumerate(arrays)), key=lambda x: x[:3])
+    open_ones: list[tuple[int, Any]] = []
+    for start, end, _, value in placed:
+        open_ones = [(other_end, other) for other_end, other in open_ones if other_end > start]
+        if start < end and any(_share(value, other) for _, other in open_ones):
             raise NotSavableError("arrays that are views of each other")
+        open_ones.append((end, value))
+
+
+def _share(value: Any, other: Any) -> bool:
+    """Whether arrays whose memory overlaps, seen as spans, have bytes in common; yes if that takes long to tell."""
+    if not (isinstance(value, np.ndarray) and isinstance(other, np.ndarray)):
+        return True
+    try:
+        return bool(np.shares_memory(value, other, max_work=10_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _span(value: np.ndarray | torch.Tensor) -> tuple[int, int]:
@@ -266,6 +305,10 @@ def _span(value: np.ndarray | torch.Tensor) -> tuple[int, int]:
         return pointer, pointer
     reach = [(length - 1) * stride for length, stride in zip(value.shape, strides, strict=True)]
     return pointer + sum(x for x in reach if x < 0), pointer + sum(x for x in reach if x > 0) + size
+
+
+def _bytes(value: bytes | bytearray) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(value, np.uint8).copy())
 
 
 def _raw(array: np.ndarray) -> list[Any]:

@@ -309,6 +309,18 @@ class Actions:
         return array
 
 
+def same_observations(space: gymnasium.Space[Any], other: gymnasium.Space[Any]) -> bool:
+    """Whether observations of two spaces are alike to a network: bounds of floats may differ."""
+    if isinstance(space, spaces.Dict) and isinstance(other, spaces.Dict):
+        pairs = [(space[key], other[key]) for key in space.spaces if key in other.spaces]
+        return len(pairs) == len(space.spaces) == len(other.spaces) and all(same_observations(x, y) for x, y in pairs)
+    if isinstance(space, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(space) == len(other) and all(map(same_observations, space, other))
+    if isinstance(space, spaces.Box) and isinstance(other, spaces.Box) and space.dtype.kind == "f":
+        return space.shape == other.shape and space.dtype == other.dtype
+    return bool(space == other)
+
+
 def check_reward(reward: np.ndarray, env_id: str) -> None:
     """Raise EnvError if a reward (N,) is NaN or infinite."""
     if not np.isfinite(reward).all():

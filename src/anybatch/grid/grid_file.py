@@ -88,7 +88,8 @@ def assumption(path: Path) -> str:
     if grid.get("tuned_at"):
         return ""
     variants = [x or {} for x in (grid.get("variants") or {}).values()]
-    entries = [grid.get("set") or {}, *variants, dict.fromkeys(grid.get("vary") or {})]
+    varied = [{name: value} for name, values in (grid.get("vary") or {}).items() for value in values]
+    entries = [grid.get("set") or {}, *variants, *varied]
     others = ("base", "divide_batch_by")
     given = set().union(*(fields.given({k: x for k, x in entry.items() if k not in others}) for entry in entries))
     batch, followers = given & set(BATCH), sorted(given & set(FOLLOWERS))

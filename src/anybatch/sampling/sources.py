@@ -19,7 +19,7 @@ from anybatch.sampling.rollout import Rollout, Sampled, Sampler
 Collect = Callable[[int], Rollout]
 """Samples one rollout with the present weights, given the iterations that these have been trained for."""
 
-NEW_EPISODES = "the environments' state cannot be saved: they start new episodes"
+NEW_EPISODES = "the checkpoint has no state that these environments can take: they start new episodes"
 """Message of a resumed run whose environments begin anew."""
 
 

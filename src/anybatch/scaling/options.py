@@ -89,7 +89,7 @@ class TrainScaling(Adjustments):
 def check_choice(name: str, value: Any, kind: Any) -> None:
     """Raise a ConfigError unless ``value`` is a choice of ``kind``: a Literal, bool, or a union of the two."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]
-    if choices and not any(type(value) is type(choice) and value == choice for choice in choices):
+    if choices and not any(isinstance(value, str) == isinstance(choice, str) and value == choice for choice in choices):
         raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, choices))}")
 
 

@@ -42,6 +42,14 @@ def from_ppo(config: TrainConfig) -> TrainConfig:
     """PPO-EWMA in place of a plain PPO: the proximal policy becomes the EWMA of :func:`center_of_mass_of_ppo`.
 
     Everything else stays, so call it with the hyperparameters at the batch where they were tuned, and scale afterwards.
+
+    Raises:
+        ConfigError: an iteration has one gradient step, in which PPO does not limit the policy.
     """
+    if config.optimizer.policy_epochs * config.optimizer.minibatches == 1:
+        raise ConfigError(
+            "from_ppo: with one minibatch and one policy epoch PPO does not limit the policy, so no EWMA limits it as "
+            "PPO did; leave from_ppo out, and choose policy.center_of_mass yourself"
+        )
     center = center_of_mass_of_ppo(config.optimizer.policy_epochs, config.optimizer.minibatches)
     return fields.replace(fields.replace(config, "policy.proximal", "ewma"), "policy.center_of_mass", center)

@@ -157,7 +157,7 @@ def rescale(
         workers: data-parallel workers; None changes them with ``num_envs`` as in :func:`scale`.
         rule: "paper", or "fixed-minibatch", which keeps the samples of a gradient step and with them the step size,
             and takes more or fewer minibatches instead (Beukman et al. 2026, arXiv:2603.06009).
-        overrides: values by full field name that replace those of the rules; their changes have the rule "by hand".
+        overrides: values by field name that replace those of the rules; their changes have the rule "by hand".
         **rules: ``adam_step`` and all that follow it as in :func:`scale`.
 
     Returns:
@@ -173,9 +173,7 @@ def rescale(
     for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False):
         if number is not None:
             check_integer(field, number, at_least=1)
-    for field in overrides or {}:
-        if field not in fields.names():
-            raise fields.unknown(field, fields.names())
+    overrides = {fields.resolve(name): value for name, value in (overrides or {}).items()}
     if num_envs is not None and num_envs > MOST_ENVS:
         raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
@@ -184,7 +182,7 @@ def rescale(
         if minibatches is not None:
             raise ConfigError("rule fixed-minibatch computes the number of minibatches; leave minibatches out")
         new_minibatches, reason = same_size_minibatches(config, envs * steps), "fixed minibatch"
-    return _transfer(config, envs, steps, new_minibatches, workers, Rules(**rules), overrides or {}, reason)
+    return _transfer(config, envs, steps, new_minibatches, workers, Rules(**rules), overrides, reason)
 
 
 def table(changes: Iterable[Change]) -> str:

@@ -270,7 +270,8 @@ def _positive(name: str, value: float) -> float:
 
 
 def _step_size(value: float) -> float:
-    check_number("step_size", value, of="units", at_least=0)
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"step_size is {value}, but must be a finite number of at least 0")
     return value
 
 

@@ -46,7 +46,7 @@ _ADDED = (
     *("observation", "optimizer.shuffle", "model.policy_gain", "model.value_gain", "model.gaussian"),
     *("optimizer.epoch_window", "optimizer.kl_target", "optimizer.kl_factor", "optimizer.kl_stop"),
     *("optimizer.follow_ess", "policy.interpolated", "policy.second_moment"),
-    *("policy.clip_schedule", "policy.entropy_schedule", "precision"),
+    *("policy.clip_schedule", "policy.entropy_schedule"),
     *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
 )
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
@@ -58,11 +58,8 @@ def shape_key(config: TrainConfig) -> str:
 
 
 def run_identity(config: TrainConfig) -> str:
-    """All settings that affect a run's numbers, the seed aside, as text.
-
-    The precision is among them: it has no effect in a stack, but in a run of the launcher ``single``.
-    """
-    return _without(config, [name for name in _WITHOUT_EFFECT if name != "precision"])
+    """All settings that affect a run's numbers, the seed aside, as text."""
+    return _without(config, _WITHOUT_EFFECT)
 
 
 def _check_stackable(config: TrainConfig) -> None:
