@@ -111,3 +111,65 @@ def test_another_version_of_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) ->
         pytest.raises(ConfigError, match=r"PyTorch 2\.9\.1 lacks what it needs \(.*_is_compiling_flag.*\): install"),
     ):
         check_compiler(torch.device("cpu"))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that are recorded but not compiled, which takes seconds."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, inputs, options=None: graph)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_frozen_weights_have_no_gradient_in_a_program() -> None:
+    # input 1, weights 2 (frozen) and 3: the gradients are those of 3 and 2, of which the frozen one has none, and the
+    # norm of the other alone is clipped to 1
+    network = nn.Sequential(*[nn.Linear(1, 1, bias=False) for _ in range(2)])
+    with torch.no_grad():
+        network[0].weight.fill_(2.0)
+        network[1].weight.fill_(3.0)
+    network[0].requires_grad_(False)
+    parameters = list(network.parameters())
+
+    def losses(part: Minibatch) -> Losses:
+        return network(torch.ones(1, 1)).sum(), {}, []
+
+    for max_norm, expected in ((None, 2.0), (1.0, 1.0)):
+        for gradients in (
+            partial(add_gradients, losses, parameters),
+            CompiledGradients(losses, [network], parameters, {}),
+        ):
+            for parameter in parameters:
+                parameter.grad = None
+            gradients(minibatch(torch.zeros(1)), 1.0, max_norm)
+            assert parameters[0].grad is None
+            assert parameters[1].grad is not None and parameters[1].grad.item() == pytest.approx(expected)
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_module_with_two_names_stays_as_it_is() -> None:
+    class Alias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+            self.first = self.layers[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.layers(x)
+            return result
+
+    network = Alias()
+    parameters = list(network.parameters())
+    before = [id(x) for x in network.first.parameters()]
+
+    def losses(part: Minibatch) -> Losses:
+        return network(part.observation).sum(), {}, []
+
+    both = []
+    for gradients in (partial(add_gradients, losses, parameters), CompiledGradients(losses, [network], parameters, {})):
+        for parameter in parameters:
+            parameter.grad = None
+        gradients(minibatch(torch.ones(4, 2)), 1.0, None)
+        both.append([x.grad for x in parameters])
+    torch.testing.assert_close(*both)
+    assert [id(x) for x in network.first.parameters()] == before
+    assert [id(x) for x in network.layers[0].parameters()] == before

@@ -414,3 +414,12 @@ def test_behavior_returns_what_was_recorded() -> None:
     behavior.reset()
     behavior.load_state_dict(behavior.state_dict())
     assert torch.equal(behavior.params(minibatch(torch.ones(5, 1), recorded)), recorded)
+
+
+def test_the_recent_policy_has_buffers_that_checkpoints_leave_out() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("count", torch.zeros(2), persistent=False)
+    recent = RecentProximal(module)
+    module.count.fill_(7.0)  # type: ignore[union-attr, operator]
+    recent.before_iteration()
+    assert dict(recent.module.named_buffers())["count"].tolist() == [7.0, 7.0]

@@ -109,7 +109,7 @@ class CompiledGradients(Generic[Part]):
         tensors = {**dict(self._caller.named_parameters()), **dict(self._caller.named_buffers())}
         self._names = list(tensors)
         self._tensors = [x.detach() for x in tensors.values()]  # in the same memory
-        trained = {id(x) for x in parameters}
+        trained = {id(x) for x in parameters if x.requires_grad}  # others stay as they are, without a gradient
         self._trained = {name: x for name, x in tensors.items() if id(x) in trained}
         self._programs = programs
         self._no_limit = torch.full((), math.inf, device=self._tensors[0].device)
@@ -180,7 +180,8 @@ class CompiledGradients(Generic[Part]):
             return [*gradients, *terms.values(), *computed]
 
         inputs: list[Any] = [self._no_limit, *self._tensors, *part.tensors()]
-        graph = make_fx(step, _DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        with _unchanged(self._caller):
+            graph = make_fx(step, _DECOMPOSITIONS, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         with torch.no_grad():
             run = inductor(graph, inputs, options=options)
         return Program(run, trained, names, kept)
@@ -196,6 +197,17 @@ class _Caller(nn.Module):
 
     def forward(self, *arguments: Any) -> Any:
         return self._function(*arguments)
+
+
+@contextlib.contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Put a module's own tensors back: of one with two names, ``functional_call`` leaves a replaced one behind."""
+    places = [(place, dict(place)) for part in module.modules() for place in (part._parameters, part._buffers)]
+    try:
+        yield
+    finally:
+        for place, before in places:
+            place.update(before)
 
 
 @contextlib.contextmanager

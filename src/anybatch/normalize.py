@@ -61,7 +61,7 @@ class AdvantageNormalizer:
         spans = torch.as_tensor(span, dtype=torch.float64)
         if not bool(((spans >= 1) & torch.isfinite(spans)).all()):
             raise ValueError(f"advantage span {span} must be finite and at least 1, the current iteration alone")
-        self.span = span
+        self.span = spans.cpu() if isinstance(span, Tensor) else span
         self._moments = RunningMoments(tuple(spans.shape))
 
     @property
@@ -127,7 +127,7 @@ class AdvantageNormalizer:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` returned."""
         moments = self._moments
-        moments.weight, moments.mean, moments.squares = state["weight"], state["mean"], state["squares"]
+        moments.weight, moments.mean, moments.squares = (state[name].cpu() for name in ("weight", "mean", "squares"))
 
 
 class RewardNormalizer:
@@ -201,8 +201,8 @@ class RewardNormalizer:
         """Restore :meth:`state_dict`."""
         moments = self._moments
         if state["return"].shape == self._return.shape:  # else there are other environments, in new episodes
-            self._return = state["return"]
-        moments.weight, moments.mean, moments.squares = state["count"], state["mean"], state["squares"]
+            self._return = state["return"].cpu()
+        moments.weight, moments.mean, moments.squares = (state[name].cpu() for name in ("count", "mean", "squares"))
 
     def merge(self, workers: Sequence[State]) -> State:
         """The running returns of all workers."""

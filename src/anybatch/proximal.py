@@ -105,8 +105,11 @@ class RecentProximal(_FrozenCopy):
         self.module = copy.deepcopy(module).requires_grad_(False)
 
     def before_iteration(self) -> None:
-        """Copy the current policy."""
-        self.module.load_state_dict(self._source.state_dict())
+        """Copy the current policy, with the buffers that checkpoints leave out."""
+        present = _tensors(self._source)
+        with torch.no_grad():
+            for name, copied in _tensors(self.module).items():
+                copied.copy_(present[name])
 
     def after_gradient_step(self) -> None:
         """Keep the copy: it stays until the next iteration."""

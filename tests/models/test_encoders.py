@@ -8,11 +8,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from anybatch.config.schema import ModelConfig
 from anybatch.errors import ConfigError, EnvError
-from anybatch.models.encoder import build_encoder
+from anybatch.models.encoder import DictEncoder, build_encoder, is_recordable
 from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.layers import fixed_weights
@@ -298,3 +298,19 @@ def test_images_reach_a_bf16_convolution_with_the_bits_they_would_have_by_way_of
         floats = to_nchw(images.float(), "HWC")  # of unknown range, and so not cast early
     assert halved.dtype == torch.bfloat16 and floats.dtype == torch.float32
     assert torch.equal(halved, exact.bfloat16())
+
+
+def test_a_changed_forward_pass_is_not_recordable() -> None:
+    class Branching(DictEncoder):
+        def forward(self, observation: dict[str, Tensor]) -> Tensor:
+            return super().forward(observation) * float(observation["a"].sum() > 0)
+
+    class Wider(MlpEncoder):
+        def vectors(self, observation: Tensor) -> Tensor:
+            return super().vectors(observation)
+
+    box = gym.spaces.Box(-1, 1, (2,))
+    plain, hooked = (DictEncoder({"a": MlpEncoder(box)}) for _ in range(2))
+    hooked.register_forward_hook(lambda *_: None)
+    assert is_recordable(plain) and is_recordable(MlpEncoder(box))
+    assert not any(map(is_recordable, (hooked, Branching({"a": MlpEncoder(box)}), Wider(box))))

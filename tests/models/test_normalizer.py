@@ -148,3 +148,20 @@ def test_stacked_statistics_are_those_of_each_run() -> None:
     for run, normalizer in enumerate(alone):
         torch.testing.assert_close(together.mean[run], normalizer.mean)
         torch.testing.assert_close(together.squares[run], normalizer.squares)
+
+
+def test_it_can_be_exported() -> None:
+    # (1 - 1) / 2 and (1 - 2) / 2
+    normalizer = ObservationNormalizer(gym.spaces.Box(-9, 9, (2,), np.float32))
+    four = torch.full((2,), 4.0, dtype=torch.float64)
+    normalizer.add(torch.tensor([1.0, 2.0], dtype=torch.float64), four, torch.tensor(10.0, dtype=torch.float64))
+    x = torch.ones(1, 2)
+    exported = torch.export.export(normalizer, (x,)).module()
+    assert exported(x).tolist() == normalizer(x).tolist() == [[pytest.approx(0.0), pytest.approx(-0.5)]]
+    assert torch.equal(normalizer(x), torch.from_numpy(normalizer.normalize(x.numpy())))
+
+
+def test_an_entry_may_be_a_single_number() -> None:
+    space = gym.spaces.Dict(x=gym.spaces.Box(-9, 9, (2,), np.float32), time=gym.spaces.Box(0, 9, (), np.float32))
+    numbers = {"x": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "time": torch.tensor([5.0, 6.0])}
+    assert ObservationNormalizer(space).vectors(numbers).tolist() == [[5, 1, 2], [6, 3, 4]]  # sorted by key

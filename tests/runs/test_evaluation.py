@@ -651,3 +651,27 @@ def test_eval_and_watch_show_progress(
         assert main(command) == 0
         err = capsys.readouterr().err
         assert words in err and "elapsed 0:00:0" in err
+
+
+class Noisy(torch.nn.Module):
+    """Shifts and drops numbers in training alone."""
+
+    out_features = 2
+
+    def __init__(self, observation_space: spaces.Box) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.BatchNorm1d(2, affine=False), torch.nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layers(x)
+        return features
+
+
+def test_policies_do_not_act_as_in_training() -> None:
+    policy = policy_of(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), encoder=Noisy)
+    norm = policy.agent.policy.encoder.layers[0]
+    assert policy.agent.policy.encoder(torch.tensor([[3.0, 3.0]])).tolist() == [
+        [pytest.approx(3 / (1 + 1e-5) ** 0.5)] * 2
+    ]
+    actions = {policy.act(np.ones(2, np.float32), greedy=True).item() for _ in range(20)}
+    assert len(actions) == 1 and norm.num_batches_tracked == 0

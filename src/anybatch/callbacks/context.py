@@ -69,7 +69,7 @@ class RunContext:
     def policy(self) -> LoadedPolicy:
         """A copy of the policy as it is now, which training does not change and which does not change training."""
         learner = self._components.learner
-        agent = copy.deepcopy(learner.agent).requires_grad_(False)
+        agent = copy.deepcopy(learner.agent).requires_grad_(False).eval()
         return LoadedPolicy(agent, self.config, learner.device, *self._components.env.native_spaces)
 
     def stop(self, reason: str) -> None:

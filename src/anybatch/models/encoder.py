@@ -40,7 +40,11 @@ class DictEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders.values())
         self.out_features = sum(int(getattr(encoder, "out_features")) for encoder in encoders.values())  # noqa: B009
         self.low_precision = any(getattr(encoder, "low_precision", False) for encoder in encoders.values())
-        self.recordable = all(is_recordable(encoder) for encoder in encoders.values())
+
+    @property
+    def recordable(self) -> bool:
+        """Whether all encoders are."""
+        return all(is_recordable(encoder) for encoder in self.encoders)
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
         """Features (B, F) of observations {key: (B, ...)}."""

@@ -26,8 +26,6 @@ class MlpEncoder(nn.Module):
 
     low_precision = False
     """Always runs in float32: it is too small to gain from bfloat16, and its inputs may need the precision."""
-    recordable = True
-    """Its operations depend on shapes alone."""
 
     def __init__(
         self, observation_space: gym.Space[Any], *, width: int = 64, depth: int = 2, gain: float = math.sqrt(2)
@@ -82,6 +80,11 @@ class MlpEncoder(nn.Module):
         for layer in self._dense:  # calling the modules would take longer than the arithmetic of a small batch
             features = torch.tanh(functional.linear(features, layer.weight, layer.bias))
         return features
+
+    @property
+    def recordable(self) -> bool:
+        """Whether its operations depend on shapes alone, as they do unless a subclass overrides :meth:`vectors`."""
+        return type(self).vectors is MlpEncoder.vectors
 
     def in_numpy(self) -> ArrayFunction | None:
         """:meth:`forward` on arrays, for acting on a CPU; see :mod:`anybatch.sampling.numpy_policy`.

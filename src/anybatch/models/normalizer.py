@@ -106,7 +106,9 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observation: Observation) -> Observation:
         """:meth:`normalize` of tensors, for exporting a policy; without gradients."""
-        return self.at_present(self.mean.device)(observation)
+        scale = torch.where(self.count > 0, 1 / (self.squares / self.count.clamp(min=1) + _EPSILON).sqrt(), 1.0)
+        shift, scale = (x.float() if x.dim() == 1 else x.float().unsqueeze(-2) for x in (self.mean, scale))
+        return self._shifted(shift, scale, observation)
 
     def at_present(self, device: torch.device) -> Callable[[Observation], Observation]:
         """:meth:`normalize` as a function of tensors on ``device``, which keeps the present statistics."""
@@ -120,8 +122,9 @@ class ObservationNormalizer(nn.Module):
     def vectors(self, observation: Observation) -> Tensor:
         """The numbers of observations (B, ...) that are normalised, (B, F)."""
         if not isinstance(observation, dict):
-            return observation.flatten(1)
-        return torch.cat([observation[str(key)].flatten(1) for key in self.entries], dim=-1)
+            return observation.reshape(len(observation), -1)
+        entries = [observation[str(key)] for key in self.entries]
+        return torch.cat([x.reshape(len(x), -1) for x in entries], dim=-1)
 
     def _shifted(self, shift: Tensor, scale: Tensor, observation: Observation) -> Observation:
         def one(x: Tensor, shape: tuple[int, ...], place: slice) -> Tensor:

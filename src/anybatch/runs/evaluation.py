@@ -224,7 +224,8 @@ def _build_policy(
         auxiliary_head=config.aux.enabled,
         seed=seed,
     )
-    return LoadedPolicy(agent.to(where), config, where, observation_space, action_space)
+    # without dropout, and with the stored statistics of batch normalisation
+    return LoadedPolicy(agent.to(where).eval(), config, where, observation_space, action_space)
 
 
 def evaluate(

@@ -42,9 +42,16 @@ class Memory:
         """Values (N,) of the observations to act on next."""
         return self._agent.value(Sequences(observation, self._first, self.state, 1))
 
-    def value_after(self, env: Tensor, t: Tensor, observation: Observation) -> Tensor:
-        """Values (K,) of last observations of episodes, which ended in environments ``env`` with steps ``t``, (K,)."""
-        state = torch.stack(self._after, dim=1)[env.to(self.state.device), t.to(self.state.device)]
+    def value_after(self, env: Tensor, t: int | Tensor, observation: Observation) -> Tensor:
+        """Values (K,) of last observations of episodes, which ended in environments ``env``, (K,).
+
+        ``t`` are the steps that they ended with, (K,), or the one step.
+        """
+        env = env.to(self.state.device)
+        if isinstance(t, int):
+            state = self._after[t][env]
+        else:
+            state = torch.stack(self._after, dim=1)[env, t.to(self.state.device)]
         first = torch.zeros(len(state), dtype=torch.bool, device=state.device)
         return self._agent.value(Sequences(observation, first, state, 1))
 
@@ -70,8 +77,7 @@ def value_after(agent: Actor, env: np.ndarray | Tensor, t: int | Tensor, observa
     """:meth:`Memory.value_after`; for agents that remember nothing, the values of the observations."""
     if not isinstance(agent, Memory):
         return agent.value(observation)
-    env = torch.as_tensor(env)
-    return agent.value_after(env, torch.as_tensor(t).expand(len(env)), observation)
+    return agent.value_after(torch.as_tensor(env), t, observation)
 
 
 class PolicyMemory:
