@@ -202,7 +202,8 @@ class _Caller(nn.Module):
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     """Put a module's own tensors back: of one with two names, ``functional_call`` leaves a replaced one behind."""
-    places = [(place, dict(place)) for part in module.modules() for place in (part._parameters, part._buffers)]
+    owners: list[dict[str, Any]] = [x for part in module.modules() for x in (part._parameters, part._buffers)]
+    places = [(place, dict(place)) for place in owners]
     try:
         yield
     finally:
