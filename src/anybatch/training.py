@@ -252,11 +252,14 @@ def train(
     with _closing(components), owned(folder):
         sentences = [] if init_from is None else start_from(Path(init_from).expanduser(), components)
         run = create_run(folder, config, seed, quiet=quiet, changes=changes)
-        for sentence in sentences:
-            run.message(sentence)
-        hooks = _hooks(run, components, callbacks, resumed=False)
-        _prepare_auxiliary_phase(run, components)
-        return _run(run, components, hooks)
+        try:
+            for sentence in sentences:
+                run.message(sentence)
+            hooks = _hooks(run, components, callbacks, resumed=False)
+            _prepare_auxiliary_phase(run, components)
+            return _run(run, components, hooks)
+        finally:
+            run.close()
 
 
 @joined_process_group()
@@ -299,7 +302,10 @@ def resume(
     with owned(folder):
         run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)
         changed = env is not None or total_env_steps is not None
-        return _resume(run, content, callbacks, changed=changed)
+        try:
+            return _resume(run, content, callbacks, changed=changed)
+        finally:
+            run.close()  # also where it has not begun
 
 
 def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed: bool) -> TrainResult:
@@ -348,6 +354,7 @@ def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
         run.inform("the first iteration takes up to a minute longer (compile)")
     wait_for_all()
     run.hooks = hooks
+    run.start_clock()
     try:
         with hooks.running():
             if run.iteration == 0:  # so that a run stopped in its first iteration can be resumed
@@ -358,8 +365,6 @@ def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
             run.save(components.stateful)
     except Interrupted:
         interrupted = True
-    finally:
-        run.close()
     interrupted = interrupted or not run.finished
     return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted, run.stopped)
 

@@ -10,10 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anybatch.cli.main import main
 from anybatch.runs.checkpoint import load_newest
 from anybatch.runs.progress import read_progress
+from anybatch.runs.run import read_config
 from anybatch.training import resume
 
 CARTPOLE = [
@@ -120,9 +122,36 @@ def test_a_preset_needs_an_environment(preset: str, example: str, capsys: pytest
 
 def test_config_of_a_run_trains_again(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    assert main(["train", "ppo-ewma", *CARTPOLE, "--out", str(first)]) == 0
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--seed", "3", "--out", str(first)]) == 0
     assert main(["train", str(first / "config.yaml"), "--out", str(second), "--quiet"]) == 0
     assert (first / "config.yaml").read_bytes() == (second / "config.yaml").read_bytes()
+    assert read_config(second)[1] == 3
+    # as the start of another run it is not repeated
+    third = tmp_path / "third"
+    assert main(["train", "--init-from", str(first), "--out", str(third), "--quiet"]) == 0
+    assert read_config(third)[1] == 0
+
+
+def test_integers_in_other_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scale = ["scale", "ppo-ewma", "--divide-batch-by", "2", "--format", "yaml", "--total-env-steps"]
+    for word, number in (("1e6", 1_000_000), ("1_000", 1000)):
+        assert main([*scale, word]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["total_env_steps"] == number
+    with pytest.raises(SystemExit):
+        main([*scale, "1.5"])
+
+
+def test_a_home_folder_after_an_equals_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["train", "ppo-ewma", *CARTPOLE, "--go-on", "--out=~/run"]) == 0
+    assert (tmp_path / "run" / "config.yaml").exists() and not (tmp_path / "~").exists()
+
+
+def test_suites_of_this_machine_are_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "run", "invariance", "--budget", "smoke", "--launcher", "print"]) == 2
+    assert "launcher is print, but the suite laptop trains on this machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

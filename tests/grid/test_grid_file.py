@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from anybatch.cli import grid as grid_command
 from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.errors import ConfigError
-from anybatch.grid.grid_file import assumption, read_grid
+from anybatch.grid.grid_file import assumption, check_environment, read_grid
 from anybatch.grid.job import Job
 from anybatch.presets import PRESETS, ppo, ppo_ewma
 from anybatch.scaling import rescale
@@ -73,6 +75,7 @@ def test_command_prints_each_finding_once(
     ("text", "words"),
     [
         ("base: ppoo", "base is 'ppoo', but must be one of ppo, ppo-ewma"),
+        ('base: ppo\nvary: {divide_batch_by: [1, "4"]}', "divide_batch_by is '4', but must be a number above 0"),
         ("base: ppo\nseed: 3", "'seed', but a grid file takes only base, set, variants, vary, seeds, tuned_at"),
         ("base: ppo\nset: {num_env: 3}", "did you mean num_envs"),
         ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
@@ -139,3 +142,11 @@ def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
     assert "not scaled: optimizer.step_size" in assumption(write(tmp_path / "vary.yaml", in_vary))
     divided = "base: ppo-ewma\nset: {step_size: 3e-4, divide_batch_by: 16}\ntuned_at: {num_envs: 256}\n"
     assert read_grid(write(tmp_path / "divided.yaml", divided), PRESETS)[0].config == jobs[1].config
+
+
+def test_the_example_of_the_help_page_is_a_grid(tmp_path: Path) -> None:
+    example = re.search(r"Example: (.*)", grid_command.main.__doc__ or "")
+    assert example is not None
+    path = write(tmp_path / "grid.yaml", example[1])
+    assert [job.config.policy.clip for job in read_grid(path, PRESETS)] == [0.1, 0.2]
+    check_environment(path, PRESETS)

@@ -217,7 +217,7 @@ def test_the_bar_shows_what_goes_on_between_two_rows(monkeypatch, tmp_path):
         run.write({"iteration": 1, "env_steps": 1000, "mean_episode_return": 1.5})
         run.note("auxiliary phase: gradient step 7 of 12")
     shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
-    assert "25% auxiliary phase: gradient step 7 of 12" in shown
+    assert re.search(r"25% \S+ steps/s  return 1.50  ETA \S+  auxiliary phase: gradient step 7 of 12", shown)
 
 
 def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeypatch):

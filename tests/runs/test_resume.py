@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -497,3 +498,20 @@ def test_what_an_environment_says_is_not_taken_for_an_edited_configuration(
     monkeypatch.setattr(training, "restore", refuse)
     with pytest.raises(EnvError, match="its wrappers were others"):
         resume(tmp_path / "run", quiet=True)
+
+
+def test_time_is_that_of_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of making environments, also when a run is resumed."""
+    made = training.build
+
+    def slow(*arguments: Any, **keywords: Any) -> Components:
+        components = made(*arguments, **keywords)
+        time.sleep(1.0)
+        return components
+
+    monkeypatch.setattr(training, "build", slow)
+    train(small(iterations=2), tmp_path / "run", quiet=True)
+    resume(tmp_path / "run", total_env_steps=4 * ITERATION, quiet=True)
+    with (tmp_path / "run" / "progress.csv").open() as file:
+        seconds = [float(row["seconds"]) for row in csv.DictReader(file)]
+    assert len(seconds) == 4 and seconds == sorted(seconds) and seconds[-1] < 1.0

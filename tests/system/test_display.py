@@ -55,6 +55,11 @@ def test_notes_are_lines_too(clock: Clock, capsys: pytest.CaptureFixture[str]) -
     clock.now += 0.2
     shown.note("auxiliary phase: gradient step 7 of 12")
     assert capsys.readouterr().err == "0% of 100 steps  auxiliary phase: gradient step 7 of 12  elapsed 0:00:05\n"
+    shown.update(51)
+    clock.now += 10.0
+    shown.note("policy phase")
+    # 51 in 15.1 s, so that the other 49 take 14.5 s
+    assert capsys.readouterr().err == "51% of 100 steps  3.4 steps/s  ETA 0:00:15  policy phase  elapsed 0:00:15\n"
 
 
 def test_a_terminal_has_a_bar_with_labelled_times(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

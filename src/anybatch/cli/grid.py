@@ -29,7 +29,7 @@ def main(
     - seeds: a number of seeds, or a list
     - tuned_at: batch that the numbers come from, such as {num_envs: 256}
 
-    For example, {base: ppo, vary: {optimizer.step_size: [1e-4, 1e-3]}, seeds: 3}
+    Example: {base: ppo, set: {env.id: gym:CartPole-v1}, vary: {clip: [0.1, 0.2]}}
 
     Args:
         files: Files that list the runs.

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError
 from anybatch.presets import PAPER
@@ -49,6 +50,25 @@ this installation
 anybatch COMMAND --help explains the options of a command."""
 
 
+_INTEGERS = ConstructorRegistry()
+"""Rule by which tyro reads integers: 1e6 is one, as it is in files."""
+
+
+@_INTEGERS.primitive_rule
+def _whole_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    def read(words: list[str]) -> int:
+        try:
+            return int(words[0])
+        except ValueError:
+            if not float(words[0]).is_integer():
+                raise ValueError(f"{words[0]} is not an integer") from None
+            return int(float(words[0]))
+
+    if kind.type is not int:
+        return None
+    return PrimitiveConstructorSpec(1, "INT", read, lambda x: type(x) is int, lambda x: [str(x)])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted (resumable)."""
     with warnings.catch_warnings():
@@ -65,7 +85,8 @@ def _main(arguments: list[str]) -> int:
         sys.path.append(os.getcwd())
     try:
         try:
-            return _run(arguments)
+            with _INTEGERS:
+                return _run(arguments)
         finally:
             sys.stdout.flush()  # also after --help, which raises SystemExit
     except (ConfigError, CheckpointError) as error:

@@ -126,6 +126,8 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     figures = _figures(suite, parsed)
     if parsed.processes is not None and parsed.processes < 1:
         raise ConfigError(f"processes is {parsed.processes}, but must be at least 1")
+    if suite.stacked and parsed.launcher != "local":
+        raise ConfigError(f"launcher is {parsed.launcher}, but the suite {suite.name} trains on this machine: local")
     if parsed.dry_run:
         return _dry_run(suite, figures, parsed)
     from anybatch.reproduce.manifest import add_command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
 from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
+from anybatch.config.io import recorded_seed
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import ConfigError
@@ -61,8 +63,8 @@ class Arguments:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     out: Path | None = None
     """Run folder; by default runs/PRESET-ENV-seedN."""
-    seed: int = 0
-    """Seed of every random choice of the run."""
+    seed: int | None = None
+    """Seed of every random choice of the run; None takes that of the config.yaml of a run, or 0."""
     tuned_at: TunedAt = field(default_factory=TunedAt)
     from_ppo: bool = False
     """The hyperparameters are those of plain PPO: take the EWMA that limits the policy as it did."""
@@ -79,7 +81,7 @@ class Arguments:
 
 def main(arguments: list[str]) -> int:
     """Run the command; returns the exit code."""
-    arguments = _with_preset(arguments)
+    given_preset, arguments = arguments[:1], _with_preset(arguments)
     preset, base, parsed = parse("train", arguments, Arguments, _HELP)
     if preset in PRESETS:
         if "env.id" not in given_fields(arguments):
@@ -96,16 +98,19 @@ def main(arguments: list[str]) -> int:
     from anybatch.training import train
 
     config, changes = _scaled(base, parsed, given_fields(arguments))
+    seed = parsed.seed
+    if seed is None:  # a run's file repeats the run; as the start of another one it does not
+        seed = recorded_seed(Path(preset)) if [preset] == given_preset and preset not in PRESETS else 0
     keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}
     if parsed.go_on:
         from anybatch.grid.run_folder import train_or_resume
 
         if parsed.out is None:
             raise ConfigError("--go-on needs --out, the folder of the run to continue")
-        return finish(train_or_resume(config, parsed.out, parsed.seed, **keywords))
+        return finish(train_or_resume(config, parsed.out, seed, **keywords))
     with joined_process_group():
-        out = parsed.out or on_main(lambda: _free_folder(preset, config, parsed.seed))
-        return finish(train(config, out, parsed.seed, **keywords))
+        out = parsed.out or on_main(lambda: _free_folder(preset, config, seed))
+        return finish(train(config, out, seed, **keywords))
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
@@ -145,7 +150,8 @@ def finish(result: TrainResult) -> int:
     if launcher_rank() != 0:
         return INTERRUPTED if result.interrupted else DONE
     if result.interrupted:
-        print(f"stopped at {result.env_steps:,} environment steps; to continue: anybatch resume {result.run_dir}")
+        folder = shlex.quote(str(result.run_dir))
+        print(f"stopped at {result.env_steps:,} environment steps; to continue: anybatch resume {folder}")
         return INTERRUPTED
     steps = f"{result.env_steps:,} steps"
     ended = f"done: {steps}" if result.stopped is None else f"ended after {steps}: {result.stopped}"

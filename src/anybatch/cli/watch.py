@@ -16,6 +16,7 @@ def main(
     episodes: int = 1,
     seed: int = 0,
     fps: int = 15,
+    max_steps: int = 3000,
     best: bool = False,
     trust_code: bool = False,
     quiet: bool = False,
@@ -28,6 +29,7 @@ def main(
         episodes: Episodes to play.
         seed: Seed of environment and actions.
         fps: Frames per second.
+        max_steps: Length of the video in steps, after which no further episode is shown.
         best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
         quiet: Show no progress.
@@ -38,7 +40,16 @@ def main(
 
     policy = load_policy(run, best=best, device="cpu", trust_code=trust_code)
     with nullcontext() if quiet else Display(episodes, "episodes") as shown:
-        progress = None if shown is None else lambda ended, frames: shown.update(ended, f"{frames:,} frames")
-        frames = record(policy, video, episodes=episodes, seed=seed, fps=fps, progress=progress)
+        ended = 0
+
+        def progress(episodes: int, frames: int) -> None:
+            nonlocal ended
+            ended = episodes
+            if shown is not None:
+                shown.update(episodes, f"{frames:,} frames")
+
+        frames = record(policy, video, episodes=episodes, seed=seed, fps=fps, max_steps=max_steps, progress=progress)
     print(f"wrote {frames} frames to {video}")
+    if ended < episodes:
+        print(f"stopped after {ended} of {episodes} episodes, since the video is limited to --max-steps {max_steps}")
     return 0

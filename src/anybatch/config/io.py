@@ -90,10 +90,22 @@ def read_config_file(path: str | Path) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.
     """
-    values = read_yaml(Path(path))
+    values = read_yaml(Path(path).expanduser())
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold fields and sections")
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
+
+
+def recorded_seed(path: str | Path) -> int:
+    """Seed in a run's config.yaml; 0 if the file has none.
+
+    Raises:
+        ConfigError: it is no seed, or the file cannot be read.
+    """
+    seed = read_yaml(Path(path).expanduser()).get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed is {shown(seed)} in {path}, but must be an integer of at least 0")
+    return seed
 
 
 def to_yaml(config: TrainConfig, **extra: Any) -> str:

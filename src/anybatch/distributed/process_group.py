@@ -7,6 +7,7 @@ gradients, they exchange little data, through the CPU (gloo).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -44,6 +45,10 @@ def joined_process_group() -> Iterator[None]:
         yield
         return
     end_with_launcher()
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set without {' and '.join(missing)}; start the workers with torchrun"
+        )
     seconds = worker_timeout()
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
     try:
@@ -168,7 +173,7 @@ def worker_timeout() -> float:
         seconds = _TIMEOUT_SECONDS if text is None else float(text)
     except ValueError:
         seconds = 0.0
-    if seconds <= 0:
+    if not 0 < seconds < math.inf:
         raise ConfigError(f"{_VARIABLE} is {text!r}, but must be a number of seconds above 0")
     return seconds
 

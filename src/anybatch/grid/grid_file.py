@@ -105,6 +105,8 @@ def _override_and_scale(
     base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
     divide_batch_by = changes.pop("divide_batch_by", 1)
+    if type(divide_batch_by) not in (int, float):
+        raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
     config = override(base, changes)
     given = fields.given(changes)
     if not tuned_at.numbers():

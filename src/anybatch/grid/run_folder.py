@@ -35,6 +35,7 @@ def train_or_resume(
         CheckpointError: none of the checkpoints is intact.
         EnvError, DivergenceError: as for :func:`anybatch.training.train`.
     """
+    folder = folder.expanduser()
     from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.runs.owned import owned
     from anybatch.runs.run import read_config

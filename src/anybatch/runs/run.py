@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import time
 from collections import deque
@@ -49,7 +50,13 @@ _COUNTERS: dict[str, Any] = {
     **dict.fromkeys(("iteration", "env_steps", "gradient_steps", "episodes"), int),
     **{"seconds": int | float, "returns": list, "lengths": list, "row": dict | None},
 }
-_LATER: dict[str, Any] = {"info": dict, "stopped": str | None, "callbacks": dict}  # checkpoints of before have none
+_LATER: dict[str, Any] = {
+    "info": dict,
+    "stopped": str | None,
+    "callbacks": dict,
+    "open_seconds": float,
+}
+"""Entries that checkpoints of before do not have."""
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -88,6 +95,7 @@ class Run:
         self.gradient_steps = 0
         self.episodes = 0
         self.seconds = 0.0
+        self._seconds_before = 0.0  # of the open iteration, before the run was resumed
         self._row: Row | None = None
         self._returns: deque[float] = deque(maxlen=max(_WINDOWS.values()))
         self._lengths: deque[int] = deque(maxlen=min(_WINDOWS.values()))
@@ -103,8 +111,12 @@ class Run:
             self._logs = open_logs(
                 folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row, recorded=recorded
             )
-        self._clock = time.monotonic()
+        self.start_clock()
         self._checkpoint_at = time.monotonic()
+
+    def start_clock(self) -> None:
+        """Count the time from here on: making environments and networks is no part of an iteration."""
+        self._clock = time.monotonic()
 
     @property
     def finished(self) -> bool:
@@ -173,7 +185,7 @@ class Run:
         """
         assert self._row is not None
         row, now = dict(self._row), time.monotonic()
-        elapsed = now - self._clock
+        elapsed = now - self._clock + self._seconds_before
         self._count_seconds(now)
         row["seconds"] = round(self.seconds, 3)
         row["env_steps_per_second"] = round(row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
@@ -202,8 +214,8 @@ class Run:
             raise
 
     def _count_seconds(self, now: float) -> None:
-        self.seconds += now - self._clock
-        self._clock = now
+        self.seconds += now - self._clock + self._seconds_before
+        self._clock, self._seconds_before = now, 0.0
 
     def save(self, parts: Mapping[str, Stateful]) -> None:
         """Write a checkpoint; all workers call this at the same point, each with its own parts."""
@@ -229,6 +241,7 @@ class Run:
             "gradient_steps": self.gradient_steps,
             "episodes": self.episodes,
             "seconds": self.seconds,
+            "open_seconds": self._seconds_before + time.monotonic() - self._clock if self.iteration_is_open else 0.0,
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "row": None if self._row is None else dict(self._row),
@@ -243,6 +256,7 @@ class Run:
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
         self._row = state["row"]
+        self._seconds_before = state.get("open_seconds", 0.0)
         self.stopped = state.get("stopped")  # checkpoints of before have none
         for key, numbers in state.get("info", {}).items():
             if key in self._info:
@@ -339,12 +353,14 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     Raises:
         CheckpointError: it is not a run folder.
     """
-    path = folder / CONFIG
+    path = Path(folder).expanduser() / CONFIG
     if not path.exists():
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:
         values = read_yaml(path)
         values.pop("anybatch")
+        if "seed" not in values:
+            raise CheckpointError(f"{str(path)!r} has no seed: put seed, an integer, into it")
         seed = check_integer("seed", values.pop("seed"), at_least=0)
         values.pop(SIGNATURE, None)
         return from_dict(values), seed
@@ -387,6 +403,7 @@ def open_run(
         sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:
+            check_integer("total_env_steps", total_env_steps, at_least=1)
             if total_env_steps <= content["run"]["env_steps"]:
                 raise ConfigError(
                     f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
@@ -412,9 +429,12 @@ def open_run(
 def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]:
     """Content of the newest intact checkpoint, and a sentence for each file that was passed over."""
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
+        if _has_begun(folder):
+            raise CheckpointError(f"{str(folder)!r} holds no checkpoint any more; train again with another --out")
+        file, out = shlex.quote(str(folder / CONFIG)), shlex.quote(str(folder))
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
-            f"again: anybatch train {folder / CONFIG} --out {folder} --seed {seed}"
+            f"again: anybatch train {file} --out {out} --seed {seed}"
         )
     return content_of_run(folder)
 

@@ -59,7 +59,7 @@ def record(
         EnvError: the environment cannot render.
         AnybatchError: the extra anybatch[video] is missing.
     """
-    video = video.expanduser()
+    video = Path(video).expanduser()
     if video.suffix not in _FORMATS:
         raise ConfigError(f"video is {str(video)!r}, but must end in .mp4 or .gif")
     limits = {"episodes": (episodes, 1), "seed": (seed, 0), "fps": (fps, 1), "max_steps": (max_steps, 1)}

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TypedDict, Unpack
+from numbers import Real
+from typing import Any, TypedDict, Unpack
 
 from anybatch.config import fields
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import MOST_ENVS, check_integer
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
 from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, RuleName, Rules, WithNoise, check_choice
@@ -197,8 +198,9 @@ def table(changes: Iterable[Change]) -> str:
 
 def _divided_envs(num_envs: int, c: float) -> int:
     """``num_envs / c``, if that is a whole number of environments."""
-    if not 0 < c < math.inf:
-        raise ConfigError(f"divide_batch_by is {c}, but must be a number above 0")
+    given: Any = c
+    if not isinstance(given, Real) or not 0 < c < math.inf:
+        raise ConfigError(f"divide_batch_by is {shown(c)}, but must be a number above 0")
     if num_envs / c < 1 - 1e-9:
         raise ConfigError(
             f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "

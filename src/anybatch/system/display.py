@@ -40,6 +40,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """Show the current activity while the number does not grow; the next :meth:`update` replaces it."""
+        text = f"{self._description()}  {text}" if self._done > self._start else text
         if self._bar is not None:
             self._bar.update(self._task, description=text)
         elif time.monotonic() >= self._next:

@@ -31,6 +31,8 @@ def ignore_signals() -> None:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
+    if sys.stderr.isatty():
+        os.write(2, b"\x1b[?25h\n")  # a bar has hidden the cursor
     multiprocessing = sys.modules.get("multiprocessing")
     for process in multiprocessing.active_children() if multiprocessing else ():
         process.kill()
