@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from anybatch.cli.main import main
-from anybatch.runs.checkpoint import load_newest
+from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import read_config
 from anybatch.training import resume
@@ -187,3 +187,32 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         main([command, "--help"])
     assert stop.value.code == 0
     assert "usage: anybatch" in capsys.readouterr().out
+
+
+def test_words_that_are_nearly_right(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, hint in (
+        (["trian"], "did you mean train?"),
+        (["train", "ppo_ewma"], "did you mean ppo-ewma?"),
+        (["train", "PPO"], "did you mean ppo?"),
+        (["train", "--env.id", "gym:CartPole-v1", "ppo"], "needs PRESET as its first word"),
+    ):
+        assert main(arguments) == 2
+        assert hint in capsys.readouterr().err
+
+
+def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--checkpoint-seconds", "0", "--out", str(run)]) == 0
+    newest = checkpoints(run / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:-4])
+    capsys.readouterr()
+    assert main(["eval", str(run), "--episodes", "1", "--quiet"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: ") and line.endswith("the policy is that of the checkpoint before it")
+
+
+def test_a_report_in_a_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "ppo-ewma", *CARTPOLE, "--out", str(run)]) == 0
+    assert main(["report", str(run), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").is_file()

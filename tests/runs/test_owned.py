@@ -13,7 +13,7 @@ import pytest
 from anybatch.cli.main import main
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.registry import environment_id
-from anybatch.errors import ConfigError
+from anybatch.errors import CheckpointError, ConfigError
 from anybatch.presets import ppo
 from anybatch.runs.owned import owned
 from anybatch.runs.progress import read_progress
@@ -113,3 +113,9 @@ def test_nested_blocks_of_one_thread_are_one(tmp_path: Path) -> None:
 def test_resume_makes_no_folder(tmp_path: Path) -> None:
     assert main(["resume", str(tmp_path / "nowhere")]) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        train(ppo("gym:CartPole-v1"), tmp_path / "new" / "run", init_from=tmp_path / "missing", quiet=True)
+    assert not (tmp_path / "new" / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,8 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     if arguments and arguments[0] in _HELP_FLAGS:
         arguments = [next(iter(PRESETS)), *arguments]
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(f"anybatch {command} needs PRESET, {PRESET}")
+        place = " as its first word" if set(arguments) & PRESETS.keys() else ""
+        raise ConfigError(f"anybatch {command} needs PRESET{place}, {PRESET}")
     preset, *rest = arguments
     base = _load(preset)
     default, prog = kind(config=_without_pairs(base)), f"anybatch {command} {preset}"  # type: ignore[call-arg]
@@ -80,7 +82,9 @@ def _load(preset: str) -> TrainConfig:
     if preset in PRESETS:
         return PRESETS[preset]()
     if Path(preset).suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"preset is {preset!r}, but must be {PRESET}")
+        close = difflib.get_close_matches(preset.lower().replace("_", "-"), PRESETS, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"preset is {preset!r}, but must be {PRESET}{meant}")
     return read_config_file(Path(preset))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import select
@@ -73,10 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted (resumable)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)  # commands print these findings themselves
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         code = _main(list(sys.argv[1:] if argv is None else argv))
     if argv is None:
         exit_beside_hung_threads(code)
     return code
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning without the line of code that it comes from."""
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def _main(arguments: list[str]) -> int:
@@ -116,7 +123,9 @@ def _run(arguments: list[str]) -> int:
         print(f"anybatch {__version__}")
         return DONE
     if command not in COMMANDS:
-        raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}")
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{meant}")
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code

@@ -17,7 +17,7 @@ def main(
 
     Args:
         folders: Folders of `anybatch reproduce run`, or run folders; by default runs/reproduce-laptop.
-        out: File to write; by default report.html in the first folder.
+        out: File to write, or folder for report.html; by default the first folder.
     """
     from anybatch.reproduce.report import write_report
 

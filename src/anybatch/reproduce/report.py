@@ -47,6 +47,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         ConfigError: a folder is neither.
         AnybatchError: a file in a folder is damaged, or a link.
     """
+    folders = [folder.expanduser() for folder in folders]
     body: list[str] = []
     for folder in folders:
         if (folder / NAME).exists():
@@ -62,7 +63,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_TITLE}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n<h1>{_TITLE}</h1>\n" + "\n".join(body) + "\n</body></html>\n"
     )
-    path = (out or folders[0] / "report.html").expanduser()
+    path = (out or folders[0]).expanduser()
+    path = path / "report.html" if path.is_dir() else path
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return path

@@ -42,7 +42,17 @@ def owned(folder: Path) -> Iterator[None]:
         on_main(acquire)
         yield
     finally:
+        if lock.lock_counter == 1:  # held by this block, and not by one around it
+            _remove_if_empty(folder)
         lock.release()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which nothing has been written but the lock: the next run takes its name."""
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [_LOCK]:
+            (folder / _LOCK).unlink()
+            folder.rmdir()
 
 
 def refuse_links(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import shlex
@@ -36,7 +37,7 @@ from anybatch.runs import checkpoint
 from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
-from anybatch.runs.progress import Row
+from anybatch.runs.progress import Row, read_progress
 from anybatch.runs.resharding import state_of, worker_entries
 from anybatch.runs.trust import SIGNATURE, require_trust, signature
 from anybatch.sampling.rollout import Sampled
@@ -107,6 +108,8 @@ class Run:
         self._logs: Logs | None = None
         if is_main():
             last_row = None if state is None else self.iteration - self.iteration_is_open
+            if self._doctor is not None and last_row:
+                _show_past(self._doctor, folder / PROGRESS, last_row)
             recorded = {**to_dict(config), "seed": seed}
             self._logs = open_logs(
                 folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row, recorded=recorded
@@ -339,6 +342,16 @@ def encoder_of_this_program(config: TrainConfig) -> list[str]:
 
 def _write_config(folder: Path, config: TrainConfig, seed: int) -> None:
     write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed, **signature(config)))
+
+
+def _show_past(doctor: LiveDoctor, path: Path, last_row: int) -> None:
+    """Let the doctor look at the rows of a run that is resumed, whose warnings were given then."""
+    with contextlib.suppress(CheckpointError, ValueError):  # rows that cannot be read are reported elsewhere
+        columns = read_progress(path)
+        for values in zip(*columns.values(), strict=True):
+            row = dict(zip(columns, values, strict=True))
+            if row["iteration"] <= last_row:
+                doctor.look(row)
 
 
 def _has_begun(folder: Path) -> bool:
