@@ -43,7 +43,7 @@ _HELP = f"""usage: anybatch train PRESET [OPTIONS]
   --total-env-steps N  environment steps to train for
   --init-from RUN      start with a run's weights; PRESET may be left out then
   --out DIR            run folder (default: runs/PRESET-ENV-seedN)
-  --seed N             seed of the run (default: 0)
+  --seed N             seed of the run (default: that of config.yaml, or 0)
   --precision P        auto, fp32 or bf16; --device D: auto, cpu, cuda, cuda:N
 
 all options: --help all; or --help SECTION, with SECTION one of
