@@ -167,7 +167,7 @@ class GymnasiumLoop:
 
 def _check_copies(envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
     """Raise EnvError if copies are the same object, or have other spaces than the first."""
-    if len({id(env.unwrapped) for env in envs}) < len(envs):
+    if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
         raise EnvError(
             f"Copies of {env_id} are one object, or wrappers around one; make a new environment in each call."
         )
