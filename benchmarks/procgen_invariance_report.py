@@ -157,10 +157,10 @@ def draw(path: Path, finished: dict[Job, Finished], score: Scores) -> None:
                 panels[0].fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
             panels[0].plot([], [], color=color, label=ARMS[arm])
         style.legend(panels, columns=3)
-        panels[0].set_title("mean over games, 95% interval")
-        panels[0].set_ylabel("return (1: final of 64 environments)")
+        panels[0].set_title("mean over games")
+        panels[0].set_ylabel("normalised return")
         for panel, game in zip(panels[1:], GAMES, strict=True):
-            panel.set_title(f"{game}, easy: mean and range of seeds")
+            panel.set_title(game)
             panel.set_ylabel("mean episode return")
         for panel in panels:
             in_millions(panel)

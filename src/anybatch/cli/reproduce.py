@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from anybatch.errors import ConfigError
+from anybatch.system.start_up import exit_on_signals
 
 if TYPE_CHECKING:
     from anybatch.reproduce.results import ResultsFolder
@@ -138,8 +137,7 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     from anybatch.reproduce.suites.suite import required_runs
 
     if suite.stacked:  # stacks that are being trained are abandoned
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _stop)
+        exit_on_signals(_CONTINUE)
     began = time.monotonic()
     trained = sum(not is_done(suite, group, seed, folder) for group, seed in required_runs(suite, figures))
     try:
@@ -165,13 +163,6 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     _draw(suite, figures, folder)
     print(f"report: {write_report([folder.path])}")
     return 0
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    from anybatch.system.signals import INTERRUPTED, exit_now
-
-    print(_CONTINUE, file=sys.stderr)
-    exit_now(INTERRUPTED)
 
 
 def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -10,15 +11,15 @@ from types import FrameType
 _INTERRUPTED = 130
 
 
-def exit_on_signals() -> None:
-    """End the program at once, with exit code 130, on Ctrl-C and SIGTERM.
+def exit_on_signals(hint: str = "") -> None:
+    """End the program at once, with exit code 130 and a ``hint`` to the user, on Ctrl-C and SIGTERM.
 
     By default Ctrl-C raises KeyboardInterrupt wherever the program is, and modules that are being imported swallow it
     or turn it into another error. A run that trains handles signals with :class:`anybatch.system.signals.Interrupts`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:  # of nohup, or a process in the background
-            signal.signal(number, _exit)
+            signal.signal(number, functools.partial(_exit, hint=hint))
 
 
 def ignore_signals() -> None:
@@ -30,7 +31,9 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _exit(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None, *, hint: str) -> None:
+    if hint:
+        print(hint, file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         os.write(2, b"\x1b[?25h\n")  # a bar has hidden the cursor
     multiprocessing = sys.modules.get("multiprocessing")
