@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 from typing import Any
 
 _MOST_SHOWN = 100  # characters of a value in a message
@@ -54,6 +56,12 @@ def user_code_error(error: BaseException, what: str) -> BaseException:
         return error
     text = f": {error}" if str(error) else ""
     return UserCodeError(f"{what} raised {type(error).__name__}{text}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """End of a sentence about a name that is not ``known``: the one that is meant, if one is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def install_command(extra: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from anybatch.config import fields
 from anybatch.config.frameworks.tables import explain
 from anybatch.config.io import read_config_file
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, did_you_mean
 from anybatch.presets import PRESETS
 
 T = TypeVar("T")
@@ -51,9 +50,10 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     for name in (word[2:].partition("=")[0] for word in rest if word.startswith("--")):
         if meaning := explain(name):
             raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
-    for option in (word for name in _PAIRS for word in rest if word.startswith(f"--{name}.")):
-        pairs = option.rpartition(".")[0]
-        raise ConfigError(f"{option} is not an option: give pairs, {pairs} NAME VALUE, such as {pairs} num_levels 500")
+        for pairs in (pairs for pairs in _PAIRS if name.startswith(f"{pairs}.")):
+            raise ConfigError(
+                f"--{name} is not an option: give pairs, --{pairs} NAME VALUE, such as --{pairs} num_levels 500"
+            )
     parsed = tyro.cli(kind, args=rest, prog=prog, default=default)
     return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
 
@@ -82,9 +82,8 @@ def _load(preset: str) -> TrainConfig:
     if preset in PRESETS:
         return PRESETS[preset]()
     if Path(preset).suffix not in (".yaml", ".yml"):
-        close = difflib.get_close_matches(preset.lower().replace("_", "-"), PRESETS, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"preset is {preset!r}, but must be {PRESET}{meant}")
+        hint = did_you_mean(preset.lower().replace("_", "-"), PRESETS)
+        raise ConfigError(f"preset is {preset!r}, but must be {PRESET}{hint}")
     return read_config_file(Path(preset))
 
 

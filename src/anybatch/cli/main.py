@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import select
@@ -14,7 +13,7 @@ from collections.abc import Sequence
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError, did_you_mean
 from anybatch.presets import PAPER
 from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
@@ -123,9 +122,8 @@ def _run(arguments: list[str]) -> int:
         print(f"anybatch {__version__}")
         return DONE
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{meant}")
+        hint = did_you_mean(command, COMMANDS)
+        raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{hint}")
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code

@@ -16,9 +16,9 @@ from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
 from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
-from anybatch.config.io import recorded_seed
+from anybatch.config.io import read_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate
+from anybatch.config.validation import check_integer, validate
 from anybatch.errors import ConfigError
 from anybatch.presets import PRESETS, environments_for
 from anybatch.runs.files import CONFIG
@@ -100,7 +100,9 @@ def main(arguments: list[str]) -> int:
     config, changes = _scaled(base, parsed, given_fields(arguments))
     seed = parsed.seed
     if seed is None:  # a run's file repeats the run; as the start of another one it does not
-        seed = recorded_seed(Path(preset)) if [preset] == given_preset and preset not in PRESETS else 0
+        repeats = [preset] == given_preset and preset not in PRESETS
+        recorded = read_yaml(Path(preset).expanduser()).get("seed", 0) if repeats else 0
+        seed = check_integer("seed", recorded, at_least=0)
     keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}
     if parsed.go_on:
         from anybatch.grid.run_folder import train_or_resume

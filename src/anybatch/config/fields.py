@@ -81,19 +81,18 @@ def resolve(name: str) -> str:
     raise unknown(name, [*types(), *(full.split(".")[-1] for full in types())])
 
 
-def given(changes: Mapping[str, Any]) -> set[str]:
-    """Full names of the fields that changes by name set, those inside of sections included.
+def flat(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes by full name, those inside of sections singly; where a name comes twice, the last one counts.
 
     Raises:
         ConfigError: no field has such a name, or several could be meant.
     """
-    found = set()
+    found: dict[str, Any] = {}
     for name, value in changes.items():
         full = resolve(name)
-        if dataclasses.is_dataclass(types()[full]) and isinstance(value, Mapping):
-            found |= given({f"{full}.{key}": inner for key, inner in value.items()})
-        else:
-            found.add(full)
+        is_section = dataclasses.is_dataclass(types()[full]) and isinstance(value, Mapping)
+        inner = flat({f"{full}.{key}": x for key, x in value.items()}) if is_section else {full: value}
+        found = {name: x for name, x in found.items() if name not in inner} | inner
     return found
 
 

@@ -96,18 +96,6 @@ def read_config_file(path: str | Path) -> TrainConfig:
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
 
 
-def recorded_seed(path: str | Path) -> int:
-    """Seed in a run's config.yaml; 0 if the file has none.
-
-    Raises:
-        ConfigError: it is no seed, or the file cannot be read.
-    """
-    seed = read_yaml(Path(path).expanduser()).get("seed", 0)
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"seed is {shown(seed)} in {path}, but must be an integer of at least 0")
-    return seed
-
-
 def to_yaml(config: TrainConfig, **extra: Any) -> str:
     """YAML text with every field, after ``extra`` top-level entries such as the seed."""
     return yaml.safe_dump({**extra, **to_dict(config)}, sort_keys=False)
@@ -127,16 +115,12 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
     """
-    for name, value in changes.items():
-        full = fields.resolve(name)
-        if dataclasses.is_dataclass(fields.types()[full]) and isinstance(value, Mapping):
-            config = override(config, {f"{full}.{key}": inner for key, inner in value.items()})
-        else:
-            if full in schedules.SCHEDULES.values() and callable(value):
-                value = schedules.tabulate(full, value)
-            if full == "model.encoder" and not isinstance(value, str):
-                value = encoder_path(value)
-            config = fields.replace(config, full, _convert(fields.types()[full], value, full))
+    for full, value in fields.flat(changes).items():
+        if full in schedules.SCHEDULES.values() and callable(value):
+            value = schedules.tabulate(full, value)
+        if full == "model.encoder" and not isinstance(value, str):
+            value = encoder_path(value)
+        config = fields.replace(config, full, _convert(fields.types()[full], value, full))
     return config
 
 

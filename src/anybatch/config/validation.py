@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from anybatch.config import fields, schedules
 from anybatch.config.chunks import auxiliary_time_chunks, time_chunks
@@ -152,6 +152,17 @@ def check_number(name: str, value: float, *, of: str, at_least: float) -> None:
     """Raise a ConfigError unless ``value`` is a finite number of something, at least ``at_least``."""
     if not at_least <= value < math.inf:
         raise ConfigError(f"{name} is {shown(value)}, but must be a finite number of {of}, at least {at_least}")
+
+
+def check_choice(name: str, value: Any, kind: Any) -> None:
+    """Raise a ConfigError unless ``value`` is a choice of ``kind``: a Literal, bool, or a union of the two."""
+    choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]
+    if choices and not any(isinstance(value, str) == isinstance(choice, str) and value == choice for choice in choices):
+        raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, choices))}")
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return (True, False) if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]) -> None:
@@ -312,7 +323,7 @@ def _check_interpolated(config: TrainConfig) -> None:
         if value != usual:
             raise ConfigError(
                 f"{name} is {value}, but policy.interpolated computes with the age of each iteration's data, which "
-                f"would not be right then; leave one of them out"
+                "would not be right then; leave one of them out"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -60,10 +59,6 @@ class TimedEnv:
         try:
             if not self._hangs:
                 self._call_with_limit(self._env.close, "close")
-        except EnvError as error:
-            if not self._hangs:
-                raise
-            print(f"anybatch: {error}", file=sys.stderr, flush=True)  # the run itself is complete
         finally:  # also where an interrupt ended the wait: the thread ends once the call returns
             self._calls.put(None)
         if not self._hangs:

@@ -91,7 +91,7 @@ def assumption(path: Path) -> str:
     varied = [{name: value} for name, values in (grid.get("vary") or {}).items() for value in values]
     entries = [grid.get("set") or {}, *variants, *varied]
     others = ("base", "divide_batch_by")
-    given = set().union(*(fields.given({k: x for k, x in entry.items() if k not in others}) for entry in entries))
+    given = set().union(*(fields.flat({k: x for k, x in entry.items() if k not in others}) for entry in entries))
     batch, followers = given & set(BATCH), sorted(given & set(FOLLOWERS))
     if not (batch and followers):
         return ""
@@ -108,7 +108,7 @@ def _override_and_scale(
     if type(divide_batch_by) not in (int, float):
         raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
     config = override(base, changes)
-    given = fields.given(changes)
+    given = fields.flat(changes).keys()
     if not tuned_at.numbers():
         scaled, tuned = config if divide_batch_by == 1 else scale(config, divide_batch_by)[0], config
     else:

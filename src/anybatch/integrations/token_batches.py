@@ -6,7 +6,7 @@ The losses of :mod:`anybatch.integrations.token_objectives` are written once in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -181,18 +181,3 @@ def _check_sequence_ids(sequence_ids: Tensor, mask: Tensor) -> None:
         )
     if known_true((sequence_ids < 0) | (sequence_ids >= len(sequence_ids))):
         raise ValueError("sequence_ids must be numbers from 0 to T-1, the completions of T packed tokens")
-
-
-def check_choice(name: str, value: str, allowed: object) -> None:
-    """Check that an argument is one of the strings of a ``Literal``.
-
-    Args:
-        name: of the argument.
-        value: the argument.
-        allowed: the ``Literal``.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
-    if value not in get_args(allowed):
-        raise ConfigError(f"{name} is {value!r}, but must be one of {', '.join(get_args(allowed))}")

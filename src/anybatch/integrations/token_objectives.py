@@ -40,8 +40,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from anybatch.config.validation import check_choice
 from anybatch.errors import ConfigError
-from anybatch.integrations.token_batches import Aggregate, Level, TokenBatch, check_choice, token_batch
+from anybatch.integrations.token_batches import Aggregate, Level, TokenBatch, token_batch
 from anybatch.objectives import check_coefficient, clipped_weight, known_true
 
 Subject: TypeAlias = Literal["theta", "proximal"]

@@ -188,8 +188,7 @@ class Run:
         """
         assert self._row is not None
         row, now = dict(self._row), time.monotonic()
-        elapsed = now - self._clock + self._seconds_before
-        self._count_seconds(now)
+        elapsed = self._count_seconds(now)
         row["seconds"] = round(self.seconds, 3)
         row["env_steps_per_second"] = round(row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
         row |= {name: round(seconds, 4) for name, seconds in timings.items()}
@@ -216,9 +215,11 @@ class Run:
                 self.save(parts)
             raise
 
-    def _count_seconds(self, now: float) -> None:
-        self.seconds += now - self._clock + self._seconds_before
+    def _count_seconds(self, now: float) -> float:
+        elapsed = now - self._clock + self._seconds_before
+        self.seconds += elapsed
         self._clock, self._seconds_before = now, 0.0
+        return elapsed
 
     def save(self, parts: Mapping[str, Stateful]) -> None:
         """Write a checkpoint; all workers call this at the same point, each with its own parts."""

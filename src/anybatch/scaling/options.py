@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
-from anybatch.errors import ConfigError, shown
+from anybatch.config.validation import check_choice
 
 AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
 """Divisor of Adam's step size: sqrt(c), c, or none."""
@@ -84,14 +84,3 @@ class TrainScaling(Adjustments):
 
     off: bool = False
     """Adjust nothing: train with the numbers as they are."""
-
-
-def check_choice(name: str, value: Any, kind: Any) -> None:
-    """Raise a ConfigError unless ``value`` is a choice of ``kind``: a Literal, bool, or a union of the two."""
-    choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]
-    if choices and not any(isinstance(value, str) == isinstance(choice, str) and value == choice for choice in choices):
-        raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(map(str, choices))}")
-
-
-def _choices(kind: Any) -> tuple[Any, ...]:
-    return (True, False) if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()

@@ -19,11 +19,11 @@ from typing import Any, TypedDict, Unpack
 from anybatch.config import fields
 from anybatch.config.chunks import time_chunks
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import MOST_ENVS, check_integer
+from anybatch.config.validation import MOST_ENVS, check_choice, check_integer
 from anybatch.errors import ConfigError, shown
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
-from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, RuleName, Rules, WithNoise, check_choice
+from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, RuleName, Rules, WithNoise
 from anybatch.scaling.rules import (
     auxiliary_changes,
     iteration_changes,
