@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert len(content["changes"]) == len(changes)
     assert content["findings"] == []
+
+
+def test_infinite_numbers_are_text_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(["ppo", "--divide-batch-by", "64", "--reward.bound", "inf", "--format", "json"], capsys)
+    assert from_dict(json.loads(text, parse_constant=pytest.fail)["config"]).reward.bound == math.inf
 
 
 def test_yaml_can_be_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,7 @@ def test_another_version_and_other_threads_are_named(run: Path, capsys: pytest.C
         (lambda values: values["optimizer"].update(value_epochs=2), "do not fit its config.yaml"),
         (lambda values: values["model"]["options"].update(width=8), "do not fit its config.yaml"),
         (lambda values: values.update(seed=-1), "seed is -1"),
+        (lambda values: values["env"].update(num_envs=4), "set env.num_envs back to 2"),
     ],
 )
 def test_edits_that_do_not_fit_are_one_sentence(

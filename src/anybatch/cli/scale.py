@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> int:
         print(_translated(config, [*findings, *carried.notes], parsed), end="")
     elif parsed.format == "json":
         content = {"changes": _plain(carried.changes), "findings": _plain(findings), "notes": carried.notes}
-        print(json.dumps({**content, "config": to_dict(config)}, indent=2))
+        print(_json({**content, "config": to_dict(config)}))
     elif parsed.format == "yaml":
         print("".join(f"# {line}\n" for line in report(carried).splitlines()) + to_yaml(config), end="")
     else:
@@ -103,9 +104,22 @@ def _translated(config: TrainConfig, findings: Sequence[Finding | str], parsed: 
             "findings": _plain([x for x in findings if isinstance(x, Finding)]),
             "notes": [x for x in findings if isinstance(x, str)],
         }
-        return json.dumps(content, indent=2) + "\n"
+        return f"{_json(content)}\n"
     notes = "".join(f"# {line}\n" for line in (*translation.missing, *findings))
     return notes + yaml.safe_dump(translation.arguments, sort_keys=False)
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(content), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with infinite numbers as text, as the configuration reads them: JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(rows: Sequence[Change] | Sequence[Finding]) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ from elsewhere.
 from __future__ import annotations
 
 import base64
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -94,7 +95,8 @@ def _results_section(folder: Path) -> Iterator[str]:
         if name in manifest["figures"]:
             made = manifest["figures"][name]
             seeds = ", ".join(map(str, made["seeds"])) or "none"
-            command = f"anybatch reproduce run {name} --suite {manifest['suite']}"
+            budget = re.search(r" --budget[= ]\S+", manifest["calls"][-1]["command"]) if manifest["calls"] else None
+            command = f"anybatch reproduce run {name} --suite {manifest['suite']}{budget[0] if budget else ''}"
             yield (
                 f"<p><small>{made['runs']:,} runs, {made['env_steps']:,} environment steps; seeds {escape(seeds)}; "
                 f"<code>{escape(command)}</code></small></p>"

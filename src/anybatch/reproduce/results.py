@@ -181,7 +181,9 @@ def read_results(path: Path) -> Results:
     """
     if not path.is_file():
         name = path.name.partition(".")[0]
-        raise AnybatchError(f"{path} does not exist; make it with: anybatch reproduce run {name}")
+        raise AnybatchError(
+            f"{path} does not exist: `anybatch reproduce run {name}` with the same --suite, --budget and --out makes it"
+        )
     try:
         with gzip.open(path, "rt", newline="") as file:
             return Results(dict(_curves(csv.reader(file))))

@@ -204,7 +204,7 @@ def _divided_envs(num_envs: int, c: float) -> int:
     if num_envs / c < 1 - 1e-9:
         raise ConfigError(
             f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
-            f"{num_envs}; for smaller batches, rescale with num_envs 1 and a smaller rollout_steps"
+            f"{num_envs}; for smaller batches, rescale to env.num_envs 1 and fewer rollout.steps"
         )
     if num_envs / c > MOST_ENVS:
         raise ConfigError(f"divide_batch_by is {c:g}, but {num_envs} / {c:g} environments are more than {MOST_ENVS:,}")
@@ -212,7 +212,7 @@ def _divided_envs(num_envs: int, c: float) -> int:
     if abs(num_envs / c - fewer) > 1e-9 * fewer:
         raise ConfigError(
             f"divide_batch_by is {c:g}, but {num_envs} / {c:g} = {num_envs / c:.6g} is not a whole number of "
-            f"environments; the nearest is {fewer}: rescale with num_envs {fewer}"
+            f"environments; the nearest is {fewer}: rescale to env.num_envs {fewer}"
         )
     return fewer
 
