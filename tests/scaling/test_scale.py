@@ -255,7 +255,7 @@ def test_one_worker_stays_one_worker() -> None:
         (math.nan, ["divide_batch_by is nan"]),
         (math.inf, ["divide_batch_by is inf"]),
         (3, ["85.3333", "rescale to env.num_envs 85"]),
-        (512, ["only 256 environments: the divisor can be at most 256", "rollout_steps"]),
+        (512, ["only 256 environments: the divisor can be at most 256", "fewer rollout.steps"]),
         (1 / 128, ["aux.policy_iterations", "at least 1", "2,097,152 samples"]),
     ],
 )

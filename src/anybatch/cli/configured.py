@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from anybatch.config import fields
+from anybatch.config.effects import without_effect
 from anybatch.config.frameworks.tables import explain
 from anybatch.config.io import read_config_file
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, did_you_mean
 from anybatch.presets import PRESETS
+from anybatch.system.launcher import launcher_rank
 
 T = TypeVar("T")
 
@@ -62,6 +65,12 @@ def given_fields(arguments: Sequence[str]) -> set[str]:
     """Full names of the fields of the configuration that a command line sets."""
     flags = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
     return {name for name in fields.names() if f"--{name.replace('_', '-')}" in flags}
+
+
+def warn_without_effect(config: TrainConfig, given: Collection[str]) -> None:
+    """Warn about fields of the command line that have no effect in the configuration that it led to."""
+    for sentence in without_effect(config, sorted(given)) if launcher_rank() == 0 else ():
+        warnings.warn(sentence, stacklevel=2)
 
 
 def _without_pairs(config: TrainConfig) -> TrainConfig:

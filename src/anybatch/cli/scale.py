@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import tyro
 import yaml
 
-from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
+from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse, warn_without_effect
 from anybatch.config.io import to_dict, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
@@ -69,6 +69,7 @@ def main(arguments: list[str]) -> int:
     """Run the command: print the scaled hyperparameters; returns the exit code."""
     _, base, parsed = parse("scale", arguments, Arguments, _HELP)
     carried = _carried(base, parsed, given_fields(arguments))
+    warn_without_effect(carried.config, given_fields(arguments))
     config, findings = carried.config, validity(validate(carried.config), carried.tuned)
     if parsed.framework != "anybatch":
         print(_translated(config, [*findings, *carried.notes], parsed), end="")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse
+from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse, warn_without_effect
 from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
@@ -98,6 +98,7 @@ def main(arguments: list[str]) -> int:
     from anybatch.training import train
 
     config, changes = _scaled(base, parsed, given_fields(arguments))
+    warn_without_effect(config, given_fields(arguments))
     seed = parsed.seed
     if seed is None:  # a run's file repeats the run; as the start of another one it does not
         repeats = [preset] == given_preset and preset not in PRESETS

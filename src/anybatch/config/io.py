@@ -7,6 +7,7 @@ import dataclasses
 import numbers
 import types
 import typing
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from anybatch.config import fields, schedules
+from anybatch.config.effects import without_effect
 from anybatch.config.encoders import encoder_path
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
@@ -112,15 +114,20 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
             A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`, and an encoder a class.
 
+    Warns about a change that has no effect beside the other fields.
+
     Raises:
         ConfigError: a name that does not exist or is ambiguous, or a value of the wrong kind.
     """
-    for full, value in fields.flat(changes).items():
+    before, changed = config, fields.flat(changes)
+    for full, value in changed.items():
         if full in schedules.SCHEDULES.values() and callable(value):
             value = schedules.tabulate(full, value)
         if full == "model.encoder" and not isinstance(value, str):
             value = encoder_path(value)
         config = fields.replace(config, full, _convert(fields.types()[full], value, full))
+    for sentence in without_effect(config, [x for x in changed if fields.get(config, x) != fields.get(before, x)]):
+        warnings.warn(sentence, stacklevel=2)
     return config
 
 

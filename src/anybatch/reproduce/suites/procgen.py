@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.procgen import NORMALIZATION
-from anybatch.presets import PAPER
+from anybatch.presets import PAPER, ppo, ppo_ewma
 from anybatch.reproduce.suites.suite import Suite, change, cut, shortened
 
 _NAMES = (
@@ -20,8 +21,7 @@ GAMES: dict[str, str] = {name.lower(): name for name in _NAMES}
 
 SCALING_UP_GAMES = ("coinrun", "starpilot", "bigfish", "heist")
 
-_PUBLISHED: dict[str, Any] = {
-    "kl_estimator": "half-squared",  # as in the authors' code
+_LOGS: dict[str, Any] = {
     "log.tensorboard": False,  # at one environment a run has 390,000 iterations
     "log.noise_scale": False,
 }
@@ -76,4 +76,8 @@ def procgen_smoke() -> Suite:
 
 
 def _configs(preset: Callable[..., TrainConfig], games: Iterable[str], **changes: Any) -> dict[str, TrainConfig]:
-    return {game: preset(f"procgen:{game}-hard", **_PUBLISHED, **changes) for game in games}
+    configs = {game: preset(f"procgen:{game}-hard", **_LOGS, **changes) for game in games}
+    if preset in (ppo, ppo_ewma):
+        return configs
+    # as in the authors' code
+    return {game: override(config, {"kl_estimator": "half-squared"}) for game, config in configs.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -164,7 +165,9 @@ def cut(suite: Suite, games: Sequence[str] = (), seeds: int | None = None, steps
 
 def change(suite: Suite, changes: Mapping[str, Any]) -> Suite:
     """Change fields of all configurations of a suite, as :func:`anybatch.config.io.override` does."""
-    return _map_configs(suite, lambda configs: {task: override(config, changes) for task, config in configs.items()})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not every change has an effect in every configuration
+        return _map_configs(suite, lambda configs: {task: override(x, changes) for task, x in configs.items()})
 
 
 def shortened(suite: Suite) -> Suite:
