@@ -6,6 +6,7 @@ Nothing here imports torch before it is needed: a child process first chooses it
 from __future__ import annotations
 
 import ctypes
+import gzip
 import json
 import os
 import platform
@@ -58,6 +59,16 @@ def append_json(path: Path, record: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def refuse_to_shrink(path: Path, lines: int) -> None:
+    """Exit if a committed table has more lines than the one that the runs on this machine give."""
+    if path.exists():
+        read = gzip.open if path.suffix == ".gz" else open
+        with read(path, "rt") as file:
+            before = sum(1 for _ in file)
+        if lines < before:
+            raise SystemExit(f"{path} has {before:,} lines and the runs here give {lines:,}: it stays as it is")
 
 
 def forget_peak_memory() -> None:

@@ -86,7 +86,12 @@ def peers(record: dict[str, Any]) -> str:
             times = [x / y for x, y in zip(rates or (), reference, strict=bool(rates))]
             cells.append(f"{statistics.median(rates):,.0f} ({statistics.median(times):.2f})" if rates else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", machine(record)])
+    facts = [x["machine"] for x in cases.values()]
+    machines = {(x["cpu"], x["torch"]) for x in facts}
+    assert len(machines) == 1, f"measured on several machines: {machines}"
+    days = sorted({x["time"][:10] for x in facts})
+    newest = machine(record).replace(days[-1], " and ".join(days)).partition(", load average")[0]
+    return "\n".join([*lines, "", f"{newest}."])
 
 
 def machine(record: dict[str, Any]) -> str:

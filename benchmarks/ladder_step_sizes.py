@@ -22,6 +22,7 @@ from anybatch.reproduce.stacked import Evaluations, launch, read_result, result_
 from anybatch.reproduce.suites.ladder_tasks import TASKS, config_of
 from anybatch.reproduce.tables import markdown
 from anybatch.system.atomic_files import write_text
+from bench_common import refuse_to_shrink
 from ladder_curves import normalized_curve
 
 STEP_SIZES = tuple(0.00025 * 2**k for k in range(9))
@@ -81,7 +82,9 @@ def main() -> None:
         print(table(args.runs))
     else:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        write_text(RESULTS / "areas.md", table(args.runs) + "\n")
+        text = table(args.runs)
+        refuse_to_shrink(RESULTS / "areas.md", len(text.splitlines()))
+        write_text(RESULTS / "areas.md", text + "\n")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from anybatch.reproduce.statistics import band
 from anybatch.reproduce.style import gradient
 from anybatch.scaling import center_of_mass_of_ppo, scale
 from anybatch.scaling.frameworks import translate
+from bench_common import refuse_to_shrink
 
 RESULTS = Path(__file__).parent.parent / "results" / "mjlab"
 TASKS = ("Balance", "Swingup")
@@ -231,6 +232,7 @@ def draw() -> None:
             steps = (1 + np.arange(ITERATIONS)) * STEPS * ENVS[0]
             values = ([f"{x:.5g}" for x in row[2:]] for row in rows)
             written += [(task, label, envs, seed, n, *x) for n, x in zip(steps, values, strict=True)]
+    refuse_to_shrink(RESULTS / "curves.csv.gz", len(written))
     write_rows(RESULTS / "curves.csv.gz", written)
     (RESULTS / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -26,6 +26,7 @@ from anybatch.reproduce.plots import BLACK, BLUE, figure, in_millions
 from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked import Evaluations, RunResult, launch, read_result, result_path
 from anybatch.reproduce.statistics import band
+from bench_common import refuse_to_shrink
 
 RESULTS = Path(__file__).parent.parent / "results" / "mujoco"
 TASKS = ("HalfCheetah-v4", "Hopper-v4", "Walker2d-v4", "InvertedPendulum-v4", "InvertedDoublePendulum-v4")
@@ -147,6 +148,7 @@ def write_curves(results: dict[str, dict[str, list[RunResult]]]) -> None:
             for one in runs:
                 rows = zip(one.columns["env_steps"], one.columns[QUEUES[queue].column], strict=True)
                 written += [(queue, label, one.seed, f"{x:.7g}", f"{y:.7g}") for x, y in rows if y == y]
+    refuse_to_shrink(RESULTS / "curves.csv.gz", len(written))
     write_rows(RESULTS / "curves.csv.gz", written)
 
 

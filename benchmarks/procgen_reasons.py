@@ -21,7 +21,7 @@ import numpy as np
 
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ScalingWarning
+from anybatch.errors import Interrupted, ScalingWarning
 from anybatch.grid.run_folder import train_or_resume
 from anybatch.reproduce.tables import markdown
 from anybatch.runs.progress import read_progress
@@ -49,7 +49,8 @@ def ends(name: str, seed: int, runs: Path) -> tuple[float, float]:
     with warnings.catch_warnings():  # of short rollouts and of the ablation
         warnings.simplefilter("ignore", ScalingWarning)
         config = SHAPES[name](config)
-    train_or_resume(config, folder, seed, quiet=True)
+    if train_or_resume(config, folder, seed, quiet=True).interrupted:
+        raise Interrupted
     progress = read_progress(folder / "progress.csv")
     last = np.array(progress["env_steps"]) > 0.75 * TOTAL
     columns = (np.array(progress[column])[last] for column in ("mean_episode_return_400", "entropy"))

@@ -41,7 +41,7 @@ from anybatch.reproduce.results import write_rows
 from anybatch.reproduce.stacked import RunResult, launch
 from anybatch.reproduce.statistics import band, normalized
 from anybatch.reproduce.style import COLORS, LABELS, NORMALIZED, legend
-from anybatch.reproduce.tables import markdown
+from anybatch.reproduce.tables import markdown, p_value
 from anybatch.system.atomic_files import write_text
 
 ROOT = Path(__file__).parent.parent
@@ -240,7 +240,7 @@ def test_table(rows: Sequence[dict[str, Any]], better: str) -> str:
                 for variant in (better, other)
             )
             test = van_elteren(a, b)
-            cells.append(f"{a.mean() - b.mean():+.3f} (Z {test.z:.2f}, p {test.p:.1g})")
+            cells.append(f"{a.mean() - b.mean():+.3f} (Z {test.z:.2f}, p {p_value(test.p)})")
         lines.append(cells)
     return markdown([f"{VARIANTS[better].label} less", *(str(delay) for delay in distinct(rows, "delay"))], lines)
 

@@ -168,6 +168,17 @@ def test_a_noise_scale_that_cannot_be_measured() -> None:
     assert "too large to measure" in finding.seen
 
 
+def test_gradients_of_0_are_no_estimate() -> None:
+    progress = healthy(noise_scale_adam=math.nan, gradient_correlation=0.0)
+    assert not [x for x in examine(progress, config()) if x.check == "noise_scale"]
+
+
+def test_infinite_distances_are_seen() -> None:
+    assert {"kl_proximal", "kl_behavior"} <= found(healthy(kl_proximal=math.inf, kl_behavior=math.inf)).keys()
+    half = [0.01] * (ROWS - 12) + [math.inf] * 12  # 12 of the last 20 rows
+    assert "kl_behavior" in found(healthy(kl_behavior=half))
+
+
 def test_sgd_looks_at_the_plain_noise_scale() -> None:
     sgd = config(optimizer_kind="sgd")
     assert "noise_scale" in found(healthy(noise_scale=1000.0), sgd)

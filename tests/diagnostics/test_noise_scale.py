@@ -112,6 +112,30 @@ def test_without_signal_there_is_no_number_or_a_large_one() -> None:
     assert abs(seen["gradient_correlation"]) < 0.01
 
 
+def test_a_window_that_overflows_is_left_out() -> None:
+    problem, other = Problem(scale=4.0), Problem(scale=4.0)
+    estimate, undisturbed = (NoiseScale(8, device=torch.device("cpu"), adam=False) for _ in range(2))
+    for _ in range(20):
+        problem.step(estimate, 64)
+        other.step(undisturbed, 64)
+    for parameter in problem.parameters:  # squares above 3.4e38 are infinite in fp32
+        parameter.grad = torch.full_like(parameter, 1e20)
+    for _ in range(8):
+        estimate.add(problem.parameters, problem.optimizer, 64)
+    for _ in range(4):
+        problem.step(estimate, 64)
+    assert math.isfinite(estimate.result()["noise_scale"]) and math.isfinite(estimate.result()["gradient_correlation"])
+
+
+def test_a_correlation_is_at_most_1() -> None:
+    # the mean product of two pairs of neighbours is -5.8, and the mean square of three gradients 16.41 / 3 = 5.47
+    estimate, weight = NoiseScale(3, device=torch.device("cpu"), adam=False), nn.Parameter(torch.zeros(1))
+    for value in (2.0, -2.9, 2.0):
+        weight.grad = torch.tensor([value])
+        estimate.add([weight], SGD([weight], lr=0.0), 1)
+    assert estimate.result()["gradient_correlation"] == -1.0
+
+
 def test_columns_are_there_from_the_start() -> None:
     assert all(math.isnan(x) for x in NoiseScale(8, adam=True).result().values())
     assert list(NoiseScale(8, adam=True).result()) == ["noise_scale", "noise_scale_adam", "gradient_correlation"]

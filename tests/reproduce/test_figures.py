@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from anybatch.cli.main import main
 from anybatch.config.validation import validate
 from anybatch.errors import AnybatchError, ConfigError
 from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
+from anybatch.reproduce.claims import _betas_claims
 from anybatch.reproduce.estimate import estimate, kept_bytes, relative_cost
+from anybatch.reproduce.figures.advantage_std import oscillation
 from anybatch.reproduce.figures.cost import computed_increase, passes
 from anybatch.reproduce.figures.ewma_grid import paper_layout
 from anybatch.reproduce.figures.invariance import KL_REFERENCE, signed_root
@@ -24,6 +28,7 @@ from anybatch.reproduce.results import (
     Curve,
     Key,
     Results,
+    ResultsFolder,
     curve_points,
     fill_gaps,
     interval_means,
@@ -31,6 +36,7 @@ from anybatch.reproduce.results import (
     read_results,
     write_results,
 )
+from anybatch.reproduce.run import check_tables, draw_figure
 from anybatch.reproduce.style import COLORS, LABELS
 from anybatch.reproduce.suites.ladder_tasks import TASKS
 from anybatch.reproduce.suites.suite import Figure, Suite, cut, required_runs
@@ -38,6 +44,7 @@ from anybatch.reproduce.suites.suite import Figure, Suite, cut, required_runs
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
 LADDER = SUITES["ladder", "full"]()
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def figures_in(suite: Suite) -> list[Figure]:
@@ -272,9 +279,72 @@ def test_tables_of_results_read_back(tmp_path: Path) -> None:
         read_results(path)["linear-step", "catch", 4]
     with pytest.raises(AnybatchError, match="reproduce run y"):
         read_results(tmp_path / "y.csv.gz")
-    path.write_bytes(b"no")
-    with pytest.raises(AnybatchError, match="not a table"):
-        read_results(path)
+    damaged = bytearray(first)
+    damaged[20:40] = bytes(20)  # a crash of the machine leaves blocks of zeros
+    for content in (b"no", bytes(damaged), first[:-5]):
+        path.write_bytes(content)
+        with pytest.raises(AnybatchError, match="not a table"):
+            read_results(path)
+
+
+def test_a_table_is_not_replaced_by_one_of_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = RESULTS / "laptop" / "invariance.csv.gz"
+    for name in ("invariance", "adam-betas"):
+        shutil.copy(RESULTS / "laptop" / f"{name}.csv.gz", tmp_path)
+    check_tables(LAPTOP, [FIGURES["invariance"], FIGURES["adam-betas"]], ResultsFolder(tmp_path))
+    command = ["reproduce", "run", "adam-betas", "--out", str(tmp_path)]
+    for options, words in (
+        (["--games", "catch", "--seeds", "30"], "now not asked for"),  # two more tasks are in the table
+        (["--seeds", "3"], "now asked for without 17 of its 20 seeds"),
+        (["--steps", "2048"], "with 40,000 environment steps, now asked for with 2,048"),
+        (["--budget", "smoke"], "environment steps, now asked for with"),
+    ):
+        assert main([*command, *options]) == 2
+        assert words in capsys.readouterr().err
+    assert (tmp_path / "invariance.csv.gz").read_bytes() == stored.read_bytes()
+    with pytest.raises(SystemExit):
+        main(["reproduce", "draw", "adam-betas", "--out", str(tmp_path), "--seeds", "3"])
+
+
+def test_tables_that_do_not_fit_together_are_one_sentence(tmp_path: Path) -> None:
+    folder = ResultsFolder(tmp_path)
+    for name in ("invariance", "linear-step"):
+        shutil.copy(RESULTS / "laptop" / f"{name}.csv.gz", tmp_path)
+    table = read_results(folder.table("invariance"))
+    key = next(iter(table.curves))
+    write_results(folder.table("invariance"), Results({**table.curves, ("mystery", *key[1:]): table[key]}))
+    with pytest.raises(AnybatchError, match=r"do not fit invariance .*mystery.*run it again"):
+        draw_figure(LAPTOP, FIGURES["invariance"], folder)
+    fewer = {
+        key: replace(x, seeds=x.seeds[1:], values=x.values[1:], diverged=x.diverged[1:])
+        for key, x in table.curves.items()
+    }
+    write_results(folder.table("invariance"), Results({**table.curves, key: fewer[key]}))
+    with pytest.raises(AnybatchError, match="has more seeds on some tasks than on others"):
+        draw_figure(LAPTOP, FIGURES["tests"], folder)
+    small = {key: fewer[key] if key[2] != 1 else x for key, x in table.curves.items()}
+    write_results(folder.table("invariance"), Results(small))
+    with pytest.raises(AnybatchError, match="run both figures with the same --seeds"):
+        draw_figure(LAPTOP, FIGURES["tests"], folder)
+
+
+def test_few_seeds_support_no_claim_of_no_difference() -> None:
+    # 3 seeds against 3 on one task: Z is at most sqrt(27/7) = 1.96, and 3.48 are needed
+    suite = replace(cut(LAPTOP, ("catch",), seeds=3, steps=None), betas=("catch",))
+    values = np.ones((3, suite.points)) + np.arange(3)[:, None] / 100
+    keys = [(variant, "catch", suite.divisors[-1]) for variant in ("all", "beta2", "both-betas")]
+    results = Results({key: Curve((1, 2, 3), 100, values * (key[0] == "all"), (False,) * 3) for key in keys})
+    judged = list(_betas_claims(suite, results))
+    assert not any(claim.holds for claim in judged)
+    assert all("(at most 1.96 with so few seeds)" in claim.text for claim in judged)
+    assert "|Z| is 1.96 at most" in "".join(FIGURES["adam-betas"].summary(suite, results))
+
+
+def test_an_advantage_without_spread_or_estimates() -> None:
+    assert math.isnan(oscillation(np.zeros(0)))
+    assert math.isinf(oscillation(np.array([0.0] * 52 + [5.0] * 28)))
+    columns = {"env_steps": np.zeros(1), "eval_return": np.zeros(1)}  # diverged in the first iteration
+    assert np.isnan(curve_points(columns, LADDER.invariance["cartpole"], "advantage_std", 5, diverged=True)).all()
 
 
 def made_up(**ends: list[float]) -> tuple[Suite, Results]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import pytest
 import torch
 
 from anybatch.config.schema import OptimizerConfig, TrainConfig
-from anybatch.errors import CheckpointError, ConfigError, DivergenceError
+from anybatch.errors import CheckpointError, ConfigError, DivergenceError, Interrupted
 from anybatch.presets import ppg_ewma, ppo_ewma
-from anybatch.reproduce.stacked import Evaluations, launch, read_result, result_path, run_stacked, shape_key
+from anybatch.reproduce.stacked import Evaluations, launch, launcher, read_result, result_path, run_stacked, shape_key
 from anybatch.reproduce.stacked.evaluation import due
 from anybatch.reproduce.stacked.launcher import stacks
 from anybatch.reproduce.stacked.optimizers import StackedAdam
 from anybatch.runs.progress import read_progress
-from anybatch.training import train
+from anybatch.training import TrainResult, train
 
 SMALL: dict[str, Any] = {
     "num_envs": 4,
@@ -276,6 +277,16 @@ def test_both_launchers_give_the_same_rows(tmp_path: Path) -> None:
     for a, b in zip(stacked, single, strict=True):
         for name in ("iteration", "env_steps", "episodes", "mean_episode_return", "advantage_std", "gradient_steps"):
             np.testing.assert_allclose(a.columns[name], b.columns[name], rtol=1e-4, err_msg=name)
+
+
+def test_a_single_run_that_is_stopped_leaves_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(config: TrainConfig, out: Path, **_: Any) -> TrainResult:
+        return TrainResult(out, 16, math.nan, interrupted=True)
+
+    monkeypatch.setattr(launcher, "train", stopped)
+    with pytest.raises(Interrupted):
+        launch([small()], [1], tmp_path, launcher="single")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.procgen

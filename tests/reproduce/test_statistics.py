@@ -21,6 +21,7 @@ from anybatch.reproduce.statistics import (
     difference_of_differences,
     difference_with_error,
     holm,
+    largest_z,
     mean_difference,
     normalized,
     probability_of_improvement,
@@ -295,6 +296,14 @@ def test_bootstrap_is_reproducible_and_nested() -> None:
     wide, narrow = (bootstrap_interval(values, np.mean, level=level, repetitions=200) for level in (0.99, 0.5))
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
     assert bootstrap_interval(values[:1], np.mean, repetitions=20) == pytest.approx((np.mean(values[:1]),) * 2)
+
+
+@pytest.mark.parametrize(("n", "m", "strata", "by_hand"), [(3, 3, 1, math.sqrt(27 / 7)), (6, 5, 2, math.sqrt(15))])
+def test_the_largest_z_is_that_of_separated_samples(n: int, m: int, strata: int, by_hand: float) -> None:
+    # sqrt(3 * 1 * 9 / 7) = 1.964; sqrt(3 * 2 * 30 / 12) = sqrt(15)
+    high, low = (np.arange(k * strata, dtype=float).reshape(k, strata) for k in (n, m))
+    assert largest_z(n, m, strata) == pytest.approx(by_hand)
+    assert van_elteren(high + 1000, low).z == pytest.approx(by_hand)
 
 
 def test_bootstrap_of_nothing_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from anybatch.cli.main import INTERRUPTED
 from anybatch.errors import ConfigError
 from anybatch.system.start_up import exit_on_signals
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 _CONTINUE = "not all runs are done; to continue, repeat the command"
 
 
-@dataclass(frozen=True)
-class StatusArguments:
-    """Print how many runs of each figure are done."""
+@dataclass(frozen=True, kw_only=True)
+class SuiteArguments:
+    """A suite and the folder of its results."""
 
     suite: Literal["laptop", "ladder", "mujoco", "procgen"] = "laptop"
     """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; mujoco: all batch sizes on
@@ -34,10 +35,6 @@ class StatusArguments:
     """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, to test that it runs."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()
     """Only these tasks."""
-    seeds: int | None = None
-    """Repetitions of every run; by default the number of the figure."""
-    steps: int | None = None
-    """Environment steps of every run."""
     out: Path | None = None
     """Folder of the results; by default runs/reproduce-SUITE, with -BUDGET unless that is full."""
 
@@ -49,7 +46,7 @@ class StatusArguments:
         if (self.suite, self.budget) not in SUITES:
             budgets = " or ".join(budget for suite, budget in SUITES if suite == self.suite)
             raise ConfigError(f"budget is {self.budget}, but suite {self.suite} has {budgets}")
-        return cut(SUITES[self.suite, self.budget](), self.games, self.seeds, self.steps)
+        return cut(SUITES[self.suite, self.budget](), self.games, None, None)
 
     def results(self) -> ResultsFolder:
         """Folder of the results."""
@@ -65,7 +62,23 @@ class StatusArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawArguments(StatusArguments):
+class StatusArguments(SuiteArguments):
+    """Print how many runs of each figure are done."""
+
+    seeds: int | None = None
+    """Repetitions of every run; by default the number of the figure."""
+    steps: int | None = None
+    """Environment steps of every run."""
+
+    def chosen(self) -> Suite:
+        """Suite, restricted to the selection."""
+        from anybatch.reproduce.suites.suite import cut
+
+        return cut(super().chosen(), (), self.seeds, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawArguments(SuiteArguments):
     """Draw the figures again from the tables."""
 
     figure: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
@@ -73,7 +86,7 @@ class DrawArguments(StatusArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunArguments(DrawArguments):
+class RunArguments(DrawArguments, StatusArguments):
     """Train what is missing, then write tables and figures."""
 
     dry_run: bool = False
@@ -133,15 +146,17 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
         return _dry_run(suite, figures, parsed)
     from anybatch.reproduce.manifest import add_command
     from anybatch.reproduce.report import write_report
-    from anybatch.reproduce.run import is_done, train_all, write_table
+    from anybatch.reproduce.run import check_tables, is_done, train_all, write_table
     from anybatch.reproduce.suites.suite import required_runs
+
+    check_tables(suite, figures, folder)
 
     if suite.stacked:  # stacks that are being trained are abandoned
         exit_on_signals(_CONTINUE)
     began = time.monotonic()
     trained = sum(not is_done(suite, group, seed, folder) for group, seed in required_runs(suite, figures))
     try:
-        complete = train_all(
+        code = train_all(
             suite,
             figures,
             folder,
@@ -152,11 +167,12 @@ def _run(parsed: RunArguments, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print(_CONTINUE, file=sys.stderr)
         raise
-    if not complete:
-        if parsed.launcher == "print":
-            return 0
-        print(_CONTINUE, file=sys.stderr)
-        return 1
+    if parsed.launcher == "print":
+        return 0
+    if code:
+        failed = f"runs failed, see log.txt in their folders in {folder.runs}; {_CONTINUE}"
+        print(_CONTINUE if code == INTERRUPTED else failed, file=sys.stderr)
+        return code
     for figure in figures:
         write_table(suite, figure, folder)
     add_command(folder.path, suite, figures, ["reproduce", *arguments], trained, time.monotonic() - began)

@@ -39,8 +39,8 @@ def recent_mean(progress: Progress, name: str) -> float | None:
 
 
 def recent_median(progress: Progress, name: str) -> float | None:
-    """Median of the recent values; None without any."""
-    values = recent_values(progress, name)
+    """Median of the recent values, infinite ones included; None without any."""
+    values = [x for x in last_rows(progress.get(name, ())) if not math.isnan(x)]
     return median(values) if values else None
 
 

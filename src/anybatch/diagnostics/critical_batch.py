@@ -27,7 +27,7 @@ def compare_with_noise_scale(progress: Progress, config: TrainConfig) -> Iterato
     column = [x for x in last_rows(_measured(progress, name)) if not math.isinf(x)]
     batch, finite = config.optimization_batch, [x for x in column if not math.isnan(x)]
     correlations = recent_values(progress, "gradient_correlation")
-    if not correlations and not finite_values(progress, name):
+    if not any(correlations) and not finite_values(progress, name):  # no estimate, or all gradients were 0
         return
     kind = "noise scale of Adam's update" if name.endswith("adam") else "gradient noise scale"
     # the columns are averages already, and the newest value is nearer to the present than the median

@@ -134,7 +134,8 @@ class NoiseScale:
 
         Besides, ``gradient_correlation`` of successive gradients, over Adam's denominator where there is one.
         """
-        correlation = self._correlation / self._weight if self._weight else math.nan
+        # a mean product of neighbours may exceed the mean square, which counts one more gradient
+        correlation = max(-1.0, min(1.0, self._correlation / self._weight)) if self._weight else math.nan
         scales = {kind: ratio(self._noise[kind], self._signal[kind]) for kind in self._kinds}
         return {**scales, "gradient_correlation": correlation}
 
@@ -173,13 +174,15 @@ class NoiseScale:
         if self._iteration:
             moments += [window["iteration_squares"] / iterations, window["neighbors"] / (iterations - 1)]
         keep = (_SPAN - 1) / (_SPAN + 1)
-        correlation = 0.0
+        correlation, finite = 0.0, True
         for kind in self._kinds:
             if kind == "noise_scale_adam":
                 squared_denominator = adam_denominator(parameters, optimizer).square_()
                 moments = [x.div_(squared_denominator) for x in moments]
             small, large, product, *of_iterations = (float(x.sum(dtype=torch.float64)) for x in moments)
-            if small > 0:
+            if not all(map(math.isfinite, (small, large, product, *of_iterations))):
+                finite = False  # squares overflowed; a sum would never recover from it
+            elif small > 0:
                 if self._iteration:
                     norm_squared, neighbors = of_iterations
                     signal = signal_of_distant_pairs(norm_squared, large, neighbors, iterations) / small
@@ -189,7 +192,8 @@ class NoiseScale:
                 self._signal[kind] = keep * self._signal[kind] + signal
                 self._noise[kind] = keep * self._noise[kind] + noise
                 correlation = product / small
-        self._correlation, self._weight = keep * self._correlation + correlation, keep * self._weight + 1.0
+        if finite:
+            self._correlation, self._weight = keep * self._correlation + correlation, keep * self._weight + 1.0
         self._window = {}
 
 

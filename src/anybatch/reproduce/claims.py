@@ -24,7 +24,7 @@ from anybatch.reproduce.comparisons import (
 from anybatch.reproduce.figures import adam_betas, head_to_head, staleness
 from anybatch.reproduce.figures.equivalence import NAMES, signs, verdicts, with_interval
 from anybatch.reproduce.figures.tests_table import effect_table
-from anybatch.reproduce.finals import difference, final_returns, threshold
+from anybatch.reproduce.finals import difference, final_returns, reachable_z, threshold
 from anybatch.reproduce.results import Results, ResultsFolder, read_results
 from anybatch.reproduce.statistics import Effect
 from anybatch.reproduce.style import LABELS
@@ -74,7 +74,7 @@ def _equivalence_claims(suite: Suite, results: Results) -> Iterator[Claim]:
             f"correction for {len(mean)} tests)",
             all(flag for _, flag in chosen),
         )
-    words = verdicts(by_task)
+    words, few = verdicts(by_task), "" if all(one.difference.decides for one in compared) else "; one seed shows none"
     same = sum("equivalent" in word for word in words)
     apart = list(zip(compared, different(compared), strict=True))
     yield Claim(
@@ -85,7 +85,7 @@ def _equivalence_claims(suite: Suite, results: Results) -> Iterator[Claim]:
     yield Claim(
         f"with all adjustments, no batch size is significantly different from {default} in the mean over tasks or on "
         f"any task (two-sided p < {DIFFERENCE_LEVEL} after Holm's correction for {len(compared)} tests on: "
-        f"{signs(suite, apart)})",
+        f"{signs(suite, apart)}{few})",
         all(one.difference.decides and not flag for one, flag in apart),
     )
 
@@ -114,10 +114,11 @@ def _ablation_claims(suite: Suite, results: Results) -> Iterator[Claim]:
         test, tasks = by_divisor[divisor], tasks_of(suite, variant)
         ends = (final_returns(suite, results, name, divisor, tasks).mean() for name in (variant, "all"))
         ablated, adjusted = (f"{end:.3f}" for end in ends)
+        most = reachable_z(results, (variant, tasks[0], divisor), ("all", tasks[0], divisor), tasks)
         yield Claim(
             f"{LABELS[variant]}: with {suite.batch_label(divisor)} the final return is {ablated}, with all adjustments "
             f"{adjusted}; significantly worse (one-tailed p < 0.001; additional loss since {suite.batch_label(1)}: "
-            f"{_numbers(test, needed)} for {hypotheses} hypotheses)",
+            f"{_numbers(test, needed, most)} for {hypotheses} hypotheses)",
             test.z > needed,
         )
 
@@ -127,30 +128,37 @@ def _staleness_claims(suite: Suite, results: Results) -> Iterator[Claim]:
     for other in ("recent", "behavior"):
         test = difference(suite, results, ("decoupled", delay), (other, delay), tasks)
         text = f"at a delay of {delay} iterations the decoupled objective is significantly better than {LABELS[other]}"
-        yield _better(text, test, threshold(2))
+        most = reachable_z(results, ("decoupled", tasks[0], delay), (other, tasks[0], delay), tasks)
+        yield _better(text, test, threshold(2), most)
 
 
 def _ewma_claims(suite: Suite, results: Results) -> Iterator[Claim]:
+    tasks = head_to_head.FIGURE.tasks(suite)
     for ours, baseline in head_to_head.PAIRS:
-        test = difference(suite, results, (ours, 1), (baseline, 1), head_to_head.FIGURE.tasks(suite))
+        test = difference(suite, results, (ours, 1), (baseline, 1), tasks)
         text = f"{LABELS[ours]} is significantly better than {LABELS[baseline]}"
-        yield _better(text, test, threshold(len(head_to_head.PAIRS)))
+        most = reachable_z(results, (ours, tasks[0], 1), (baseline, tasks[0], 1), tasks)
+        yield _better(text, test, threshold(len(head_to_head.PAIRS)), most)
 
 
-def _better(text: str, test: Effect, needed: float) -> Claim:
-    return Claim(f"{text} (p < 0.001; {_numbers(test, needed)})", test.z > needed)
+def _better(text: str, test: Effect, needed: float, most: float) -> Claim:
+    return Claim(f"{text} (p < 0.001; {_numbers(test, needed, most)})", test.z > needed)
 
 
 def _betas_claims(suite: Suite, results: Results) -> Iterator[Claim]:
     smallest, needed = suite.divisors[-1], threshold(len(adam_betas.VARIANTS), two_tailed=True)
+    tasks = adam_betas.FIGURE.tasks(suite)
     for variant in adam_betas.VARIANTS:
-        test = difference(suite, results, (variant, smallest), ("all", smallest), adam_betas.FIGURE.tasks(suite))
+        test = difference(suite, results, (variant, smallest), ("all", smallest), tasks)
         text = f"{LABELS[variant]}: no significant difference with {suite.batch_label(smallest)}"
-        yield Claim(f"{text} (two-tailed p ≥ 0.001; {_numbers(test, needed)})", abs(test.z) <= needed)
+        most = reachable_z(results, (variant, tasks[0], smallest), ("all", tasks[0], smallest), tasks)
+        holds = abs(test.z) <= needed < most  # with too few seeds any results would do
+        yield Claim(f"{text} (two-tailed p ≥ 0.001; {_numbers(test, needed, most)})", holds)
 
 
-def _numbers(test: Effect, needed: float) -> str:
-    return f"{test.size:+.3f}, Z = {test.z:.2f}, needed {needed:.2f}"
+def _numbers(test: Effect, needed: float, most: float) -> str:
+    few = "" if most > needed else f" (at most {most:.2f} with so few seeds)"
+    return f"{test.size:+.3f}, Z = {test.z:.2f}, needed {needed:.2f}{few}"
 
 
 _CLAIMS: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Suite, Results], Iterator[Claim]]], ...] = (

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,8 @@ def curve_points(columns: dict[str, Array], config: TrainConfig, column: str, po
         values = np.interp(edges[1:], steps[done], columns[column][done])
     elif column.startswith("noise_scale"):
         values = interval_means(edges, steps, columns[column])
+    elif column not in columns:  # it diverged in its first iteration, after the evaluation before training
+        return np.full(points, math.nan)
     else:
         count = min(_UNSMOOTHED_POINTS, len(steps))
         return columns[column][np.unique(np.round(np.linspace(0, len(steps) - 1, count)).astype(int))]
@@ -187,7 +190,7 @@ def read_results(path: Path) -> Results:
     try:
         with gzip.open(path, "rt", newline="") as file:
             return Results(dict(_curves(csv.reader(file))))
-    except (OSError, EOFError, ValueError, IndexError, csv.Error) as error:
+    except (OSError, EOFError, zlib.error, ValueError, IndexError, csv.Error) as error:
         raise AnybatchError(f"{path} is not a table of results: {error}") from error
 
 

@@ -22,6 +22,7 @@ from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds, required_runs
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
+from anybatch.system.signals import INTERRUPTED
 
 Launcher = Literal["local", "ray", "print", "here"]
 """Launchers of :func:`anybatch.grid.runner.run_grid`, or one run after another in this process."""
@@ -35,7 +36,7 @@ def train_all(
     launcher: Launcher = "local",
     processes: int | None = 1,
     on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> bool:
+) -> int:
     """Train every run that figures need and that has no result yet.
 
     Args:
@@ -47,7 +48,7 @@ def train_all(
         on_done: called with the number of finished runs and of all runs.
 
     Returns:
-        Whether all results exist now; not after ``print``, or if runs failed or were stopped.
+        The exit code: 0 if all results exist now, 1 if runs failed or were only printed, 130 if they were stopped.
     """
     required = required_runs(suite, figures)
     if suite.stacked:
@@ -64,26 +65,27 @@ def train_all(
                     evaluations=None if single else suite.evaluations,
                     on_done=on_done,
                 )
-        return True
+        return 0
     jobs = [Job(group.config, seed, f"{group.variant} {group.task} {group.x}") for group, seed in required]
     if not jobs:
-        return True
+        return 0
     if launcher == "here":
         return _train_here(jobs, folder, on_done)
-    outcomes = run_grid(jobs, folder.runs, launcher=launcher, processes=processes).outcomes
+    result = run_grid(jobs, folder.runs, launcher=launcher, processes=processes)
     # a run that diverged is a result, too
-    return all(o.status == "done" or (o.status == "failed" and "not finite" in o.error) for o in outcomes)
+    ended = all(o.status == "done" or (o.status == "failed" and "not finite" in o.error) for o in result.outcomes)
+    return 0 if ended else 1 if launcher == "print" else result.exit_code
 
 
-def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[int, int], None]) -> bool:
-    """Train one run after another; returns whether none was interrupted."""
+def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[int, int], None]) -> int:
+    """Train one run after another; returns the exit code."""
     for done, job in enumerate(jobs):
         on_done(done, len(jobs))
         with contextlib.suppress(DivergenceError):  # the curve ends there
             if train_or_resume(job.config, folder.runs / job.folder_name, job.seed, quiet=True).interrupted:
-                return False
+                return INTERRUPTED
     on_done(len(jobs), len(jobs))
-    return True
+    return 0
 
 
 def is_done(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> bool:
@@ -139,6 +141,27 @@ def collect_curves(suite: Suite, figure: Figure, folder: ResultsFolder) -> Resul
     return Results(curves)
 
 
+def check_tables(suite: Suite, figures: Sequence[Figure], folder: ResultsFolder) -> None:
+    """Raise ConfigError if the folder has a table with results that training these figures would replace by others."""
+    for figure in figures:
+        path = folder.table(figure.name)
+        if figure.measure is not None or not figure.has_table or not path.exists():
+            continue
+        groups = {(group.variant, group.task, group.x): group for group in figure.runs(suite)}
+        for (variant, task, x), curve in read_results(path).curves.items():
+            group = groups.get((variant, task, x))
+            if group is None or curve.env_steps != group.config.total_env_steps:
+                wanted = "not asked for" if group is None else f"asked for with {group.config.total_env_steps:,}"
+            elif lost := set(curve.seeds) - set(group_seeds(suite, figure.name, group)):
+                wanted = f"asked for without {len(lost)} of its {len(curve.seeds)} seeds"
+            else:
+                continue
+            raise ConfigError(
+                f"{path} has {variant} on {task} at {x} with {curve.env_steps:,} environment steps, now {wanted}: "
+                "choose another --out for other --games, --seeds, --steps or --budget"
+            )
+
+
 def write_table(suite: Suite, figure: Figure, folder: ResultsFolder) -> None:
     """Write a figure's table from its runs, or from its measurements."""
     if figure.measure is not None:
@@ -161,8 +184,14 @@ def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder) -> list[Pat
     if not folder.path.is_dir():
         raise ConfigError(f"out is {str(folder.path)!r}, which does not exist; run the figure first")
     results = read_tables(figure, folder)
-    paths = figure.draw(suite, results, folder.path)
-    folder.summary(figure.name).write_text("\n\n".join(figure.summary(suite, results)) + "\n")
+    try:
+        paths, words = figure.draw(suite, results, folder.path), figure.summary(suite, results)
+    except (KeyError, IndexError, ValueError) as error:
+        raise AnybatchError(
+            f"the tables in {str(folder.path)!r} do not fit {figure.name} ({type(error).__name__}: {error}): run it "
+            "again"
+        ) from error
+    folder.summary(figure.name).write_text("\n\n".join(words) + "\n")
     return paths
 
 

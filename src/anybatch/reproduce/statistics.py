@@ -109,6 +109,14 @@ def van_elteren(a: ArrayLike, b: ArrayLike) -> ZTest:
     return ZTest(z, 0.5 * math.erfc(z / math.sqrt(2)))
 
 
+def largest_z(n: int, m: int, strata: int) -> float:
+    """The z of :func:`van_elteren` if all of n values are above all of m others, without ties, in every stratum.
+
+    U is n m, so that ``z = strata n m / 2 / sqrt(strata n m (N + 1) / 12)`` with N = n + m.
+    """
+    return math.sqrt(3 * strata * n * m / (n + m + 1))
+
+
 def bonferroni_threshold(level: float, hypotheses: int) -> float:
     """The z above which a one-tailed test is significant at ``level`` after Bonferroni's correction (appendix E).
 
@@ -285,7 +293,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Stratified percentile bootstrap: seeds are drawn with replacement within each task (Agarwal et al., 2021).
 
-    With n seeds the interval is too narrow by a factor of about ``sqrt((n - 1) / n)``, 0.8 for three.
+    With n seeds the interval is too narrow by a factor of about ``sqrt((n - 1) / n)``, 0.8 for three, 0 for one.
 
     ``values`` are (seeds, tasks), or a tuple of such arrays, which are resampled independently; ``statistic`` is a
     function of them, and ``level`` the probability mass inside the interval.

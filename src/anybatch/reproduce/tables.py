@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from anybatch.reproduce.statistics import Array
@@ -28,6 +29,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def means_by_task(values: Array) -> list[str]:
     """Cells with the mean over seeds for each task, then over all; values are (seeds, tasks)."""
     return [f"{x:.3f}" for x in (*values.mean(0), values.mean())]
+
+
+def interval(low: float, high: float) -> str:
+    """A confidence interval in print; with one seed it is NaN."""
+    return "one seed" if math.isnan(low) else f"{low:+.3f} to {high:+.3f}"
 
 
 def p_value(p: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anybatch.reproduce.finals import final_returns, threshold
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import van_elteren
+from anybatch.reproduce.statistics import largest_z, van_elteren
 from anybatch.reproduce.style import LABELS, Panel, batch_lines, draw_panels
 from anybatch.reproduce.suites.ladder import ladder
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
@@ -39,18 +39,21 @@ def summary(suite: Suite, results: Results) -> list[str]:
     needed = threshold(len(VARIANTS), two_tailed=True)
     baseline = final_returns(suite, results, "all", smallest, tasks)
     rows = [[LABELS["all"], *means_by_task(baseline), "", ""]]
-    significant = []
+    significant, few = [], []
     for variant in VARIANTS:
         values = final_returns(suite, results, variant, smallest, tasks)
         z, p = van_elteren(values, baseline)
         rows.append([LABELS[variant], *means_by_task(values), f"{z:.2f}", p_value(2 * min(p, 1 - p))])
         if abs(z) > needed:
             significant.append(f"{LABELS[variant]} ({'higher' if z > 0 else 'lower'}, Z = {z:.2f})")
+        if (most := largest_z(len(values), len(baseline), len(tasks))) <= needed:
+            few.append(f"So few seeds of {LABELS[variant]} cannot show a difference: |Z| is {most:.2f} at most.")
     header = [f"final return, {suite.batch_label(smallest)}", *(suite.labels[task] for task in tasks), "mean", "Z", "p"]
     return [
         "Significant differences from unadjusted decay rates at the smallest batch: "
         f"{', '.join(significant) or 'none'}. (Two-tailed p < 0.001 after the correction for two comparisons: |Z| "
         f"above {needed:.2f}.)",
+        *few,
         markdown(header, rows),
     ]
 

@@ -51,9 +51,17 @@ def estimates(results: Results, task: str, divisor: int) -> Array:
 
 
 def oscillation(values: Array) -> float:
-    """Ratio of the 90th to the 10th percentile in the second half of training."""
+    """Ratio of the 90th to the 10th percentile in the second half of training; NaN without estimates."""
+    if len(values) == 0:
+        return math.nan
     low, high = np.quantile(values[len(values) // 2 :], [0.1, 0.9])
     return float(high / low) if low > 0 else math.inf
+
+
+def _word(factor: float) -> str:
+    if math.isnan(factor):
+        return "diverged"
+    return "∞, the 10th percentile is 0" if math.isinf(factor) else f"{factor:.3g}"
 
 
 def summary(suite: Suite, results: Results) -> list[str]:
@@ -61,7 +69,7 @@ def summary(suite: Suite, results: Results) -> list[str]:
     rows = []
     for task in suite.invariance:
         factors = [oscillation(estimates(results, task, divisor)) for divisor in suite.divisors]
-        rows.append([suite.labels[task], *("no spread at all" if math.isinf(x) else f"{x:.3g}" for x in factors)])
+        rows.append([suite.labels[task], *map(_word, factors)])
     return [
         "Oscillation of unsmoothed estimates of the advantage's standard deviation: ratio of the 90th to the 10th "
         "percentile in the second half of training, first seed. The paper finds that performance degrades where it is "

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from anybatch.reproduce import style
-from anybatch.reproduce.finals import difference, final_returns, threshold
+from anybatch.reproduce.finals import difference, final_returns, mean_interval, threshold
 from anybatch.reproduce.plots import figure
 from anybatch.reproduce.results import Results
-from anybatch.reproduce.statistics import bootstrap_interval, difference_with_error, probability_of_improvement
+from anybatch.reproduce.statistics import difference_with_error, probability_of_improvement
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
-from anybatch.reproduce.tables import markdown, p_value
+from anybatch.reproduce.tables import interval, markdown, p_value
 
 PAIRS = (("ppo-ewma", "ppo"), ("ppg-ewma", "ppg"))
 """Algorithms with an EWMA, and the same without."""
@@ -53,11 +53,10 @@ def summary(suite: Suite, results: Results) -> list[str]:
     for ours, baseline in PAIRS:
         a, b = (final_returns(suite, results, name, 1, tasks) for name in (ours, baseline))
         size, z, p = difference(suite, results, (ours, 1), (baseline, 1), tasks)
-        low, high = bootstrap_interval((a, b), lambda x, y: float(x.mean() - y.mean()))
         differences = (f"{x:+.3f}" for x in (*(a.mean(0) - b.mean(0)), size))
         tests = (f"{probability_of_improvement(a, b):.3f}", f"{z:.2f}", p_value(p))
         label = f"{style.LABELS[ours]} − {style.LABELS[baseline]}"
-        rows.append([label, *differences, f"{low:+.3f} to {high:+.3f}", *tests])
+        rows.append([label, *differences, interval(*mean_interval(a, b)), *tests])
         significant = f"significantly {'better' if z > 0 else 'worse'} than"
         verdict = significant if abs(z) > needed else "not significantly different from"
         sentences.append(f"{style.LABELS[ours]} is {verdict} {style.LABELS[baseline]} ({size:+.3f}, Z = {z:.2f}).")

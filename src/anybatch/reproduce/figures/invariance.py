@@ -15,7 +15,7 @@ from anybatch.reproduce.results import Results
 from anybatch.reproduce.statistics import difference_with_error
 from anybatch.reproduce.suites.ladder import ABLATIONS, ladder, ladder_tasks, ppg_tasks, without_ewma
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite
-from anybatch.reproduce.tables import markdown, means_by_task
+from anybatch.reproduce.tables import interval, markdown, means_by_task
 
 KL_REFERENCE = 1 / 256
 """Factor of the KL coefficient in the reference run, which shows too weak a penalty."""
@@ -97,8 +97,8 @@ def summary(suite: Suite, results: Results) -> list[str]:
     labels = [suite.labels[task] for task in tasks]
     rows = []
     for variant in (v for v in results.variants() if v not in ("kl-256", "no-policy-iterations")):
-        by_task, mean, (low, high) = batch_gap(suite, results, variant, tasks)
-        rows.append([style.LABELS[variant], *(f"{x:+.3f}" for x in (*by_task, mean)), f"{low:+.3f} to {high:+.3f}"])
+        by_task, mean, bounds = batch_gap(suite, results, variant, tasks)
+        rows.append([style.LABELS[variant], *(f"{x:+.3f}" for x in (*by_task, mean)), interval(*bounds)])
     ends = [
         [suite.batch_label(divisor), *means_by_task(final_returns(suite, results, "all", divisor, tasks))]
         for divisor in suite.divisors

@@ -8,6 +8,7 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError, DivergenceError
+from anybatch.errors import AnybatchError, ConfigError, DivergenceError, Interrupted
 from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
 from anybatch.reproduce.stacked.shapes import shape_key
@@ -70,6 +71,8 @@ def launch(
     Raises:
         ConfigError: a run makes no sense, or cannot be stacked.
         EnvError: an environment cannot be made, or failed.
+        AnybatchError: a process was killed.
+        Interrupted: a single run was stopped, by a signal; it leaves no result.
     """
     if len(configs) != len(seeds):
         raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
@@ -132,6 +135,10 @@ def _work(work: Sequence[Sequence[Run]], train_stack: Callable[[Sequence[Run]], 
         try:
             for future in as_completed(pending):
                 yield future.result()
+        except BrokenProcessPool as error:
+            raise AnybatchError(
+                "a process that trained runs was killed, perhaps because memory is short: train with fewer processes"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -164,7 +171,8 @@ def _single(config: TrainConfig, seed: int, rows: int | None) -> RunResult:
     with tempfile.TemporaryDirectory() as folder:
         out, diverged = Path(folder) / "run", False
         try:
-            train(quiet, out, seed=seed, quiet=True)
+            if train(quiet, out, seed=seed, quiet=True).interrupted:  # a part of a run is no result
+                raise Interrupted
         except DivergenceError:
             diverged = True
         progress = out / PROGRESS

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import json
 import math
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def read_result(path: Path) -> RunResult:
         values = np.array(rows).reshape(len(rows), len(header.split(","))).T
         columns = dict(zip(header.split(","), values, strict=True))
         return RunResult(from_dict(about["config"]), int(about["seed"]), columns, bool(about["diverged"]))
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{str(path)!r} is not the result of a run: {error}") from error
 
 
