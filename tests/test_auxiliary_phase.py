@@ -253,6 +253,15 @@ def test_a_loss_that_is_not_finite_ends_the_run(make_due: MakeDue) -> None:
     assert not any(moved(before, parts.learner.agent))
 
 
+def test_weights_that_overflow_in_a_step_end_the_run(make_due: MakeDue) -> None:
+    _, auxiliary, _ = make_due(small(**{"aux.step_size": 1e39}))  # the loss before the step is finite
+    steps = auxiliary.gradient_steps(0.0)
+    next(steps)
+    for call in (auxiliary.state_dict, lambda: list(steps)):  # no checkpoint of these weights, and no end of the phase
+        with pytest.raises(DivergenceError, match=r"auxiliary phase"):
+            call()
+
+
 @pytest.mark.parametrize("architecture", ["shared", "dual", "detach"])
 def test_the_value_function_and_the_encoder_learn(architecture: str, make_due: MakeDue) -> None:
     parts, auxiliary, _ = make_due(small(**{"architecture": architecture, "aux.epochs": 40}))

@@ -20,6 +20,7 @@ from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import OptimizerConfig
 from anybatch.distributed.collectives import (
     all_gather,
+    any_worker,
     check_interrupt_if_single_worker,
     mean_gradients_,
     mean_over_workers,
@@ -33,7 +34,7 @@ from anybatch.observations import map_observation
 from anybatch.optimizers import StepSizes, drop_gradients, make_optimizer
 from anybatch.phase_storage.prefetch import read_ahead
 from anybatch.phase_storage.store import AuxiliaryMinibatch, SegmentStore
-from anybatch.policy_phase import Learner
+from anybatch.policy_phase import Learner, finite_weights
 
 _COLUMNS = ("aux_value_loss", "aux_auxiliary_value_loss", "aux_clone_kl")
 
@@ -125,6 +126,7 @@ class AuxiliaryPhase:
         self._step_sizes.set_progress(progress)
         if not self._has_old_params:
             self._compute_old_params()
+            any_worker(False)  # waits: workers take different times, and NCCL has little patience
         drop_gradients(self._parameters)  # nothing of the policy phase may enter the first step
         add_gradients = self._learner.gradients(_losses, self._parameters)
         per_epoch = self._config.minibatches_per_epoch
@@ -176,7 +178,14 @@ class AuxiliaryPhase:
         drop_gradients(self._parameters)  # and nothing of this step may enter the next, or the policy phase
         self._total_steps += 1
 
+    def _check_weights(self) -> None:
+        """The last step can break weights although every loss, computed before its step, was finite."""
+        agent = self._learner.agent
+        if not bool(finite_weights(agent, run_axis=isinstance(self._shuffle, RunGenerators)).any()):
+            raise DivergenceError("weights overflowed in the auxiliary phase; lower aux.step_size")
+
     def _end(self) -> None:
+        self._check_weights()
         averages = dict(zip(_COLUMNS, (self._sums / self._steps).tolist(), strict=True))
         self._finished = mean_over_workers(averages, self._worker_weight)
         self._begin_policy_phase()
@@ -201,6 +210,8 @@ class AuxiliaryPhase:
 
     def state_dict(self) -> State:
         """State of the phase; its optimiser is the same on all workers."""
+        if self._steps:  # no checkpoint of weights that cannot be trained on
+            self._check_weights()
         # in the middle of an epoch, its order is drawn again and what is done of it left out
         in_epoch = self._epoch_start is not None and self._steps % self._config.minibatches_per_epoch
         return {
@@ -238,7 +249,9 @@ class AuxiliaryPhase:
     def merge(self, workers: Sequence[State]) -> State:
         """State over the environments of all workers."""
         shuffles, segments = ([worker[name] for worker in workers] for name in ("shuffle", "segments"))
-        return {**workers[0], "shuffle": shuffles, "segments": self.store.merge(segments)}
+        shares = torch.tensor([one["layout"]["num_envs"] if "layout" in one else 1.0 for one in segments])
+        sums = torch.einsum("w,w...->...", shares.double() / shares.sum(), torch.stack([x["sums"] for x in workers]))
+        return {**workers[0], "sums": sums, "shuffle": shuffles, "segments": self.store.merge(segments)}
 
     def split(self, merged: State, slot: Slot) -> State:
         """State of one worker."""

@@ -21,6 +21,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer, validate
 from anybatch.distributed.collectives import (
     any_worker,
+    broadcast_buffers_,
     check_equal,
     envs_per_worker,
     is_distributed,
@@ -125,6 +126,8 @@ def _finish_iteration(run: LoopRun, components: Components, timer: PhaseTimer) -
     if components.auxiliary and components.auxiliary.due:
         _auxiliary_phase(run, components, components.auxiliary)
         timer.end("auxiliary_phase")
+    learner = components.learner
+    broadcast_buffers_(*(x for x in (learner.agent, learner.proximal.module) if x is not None))
     if is_distributed() and (run.iteration - 1) % _COMPARE_EVERY == 0:
         check_equal(components.replicated_tensors(), f"after iteration {run.iteration}")
     run.end_iteration(components.stateful, timer.columns())
@@ -314,10 +317,10 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
     with _closing(components):
         hooks = _hooks(run, components, callbacks, resumed=True)
-        _prepare_auxiliary_phase(run, components)
         with must_fit(run.folder):
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
             lost += hooks.load_state_dict(content["run"].get("callbacks", {}))
+        _prepare_auxiliary_phase(run, components)  # files of another size are changed only now
         for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
             run.message(sentence)
         if changed:

@@ -65,6 +65,18 @@ def small(preset: str = "ppo-ewma", *, envs: int = 4, iterations: int = 6, **cha
     return override(config, changes)
 
 
+class BatchNormEncoder(nn.Module):
+    """Its statistics are those of this worker's samples."""
+
+    def __init__(self, space: Any) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(space.shape[0], 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.out_features = 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def exchange() -> dict[str, Any]:
     """Every small exchange once; rank r has r + 1 samples."""
     with joined_process_group():

@@ -188,6 +188,12 @@ def test_stale_sources(source: dict[str, Any], tmp_path: Path) -> None:
     assert ages == [min(i, lag) for i in range(len(ages))]
 
 
+def test_buffers_are_those_of_worker_0(tmp_path: Path) -> None:
+    config = small("ppg-ewma", **{"model.encoder": "distributed.programs:BatchNormEncoder", "model.options": {}})
+    found = run_ranks(2, train_rank, config, str(tmp_path / "run"))
+    assert [one["env_steps"] for one in found] == [6 * 4 * STEPS] * 2
+
+
 def test_weights_that_differ_end_the_run(tmp_path: Path) -> None:
     found = run_ranks(2, differing_weights, small(), str(tmp_path / "run"))
     for one in found:

@@ -70,6 +70,19 @@ def test_a_killed_worker_ends_the_job_with_the_reason_and_the_same_command_goes_
     assert not (out / "segments").exists()
 
 
+@pytest.mark.slow
+def test_a_program_may_train_several_times(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from anybatch.distributed.collectives import all_gather, joined_process_group, rank\n"
+        "for number in range(3):\n"
+        "    with joined_process_group():\n"
+        "        assert all_gather((number, rank())) == [(number, 0), (number, 1)]\n"
+    )
+    done = subprocess.run([*TORCHRUN, str(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_signals_that_torchrun_repeats_count_once() -> None:
     interrupts = Interrupts(patience=30.0, echo=20.0)
     with interrupts:
@@ -81,7 +94,10 @@ def test_signals_that_torchrun_repeats_count_once() -> None:
 def test_patience_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANYBATCH_WORKER_TIMEOUT", "3.5")
     assert process_group.worker_timeout() == 3.5
-    for text in ("soon", "0", "-1"):
+    for text in ("1e15", "inf"):  # more than gloo can count
+        monkeypatch.setenv("ANYBATCH_WORKER_TIMEOUT", text)
+        assert process_group.worker_timeout() == 7 * 24 * 3600
+    for text in ("soon", "0", "-1", "nan"):
         monkeypatch.setenv("ANYBATCH_WORKER_TIMEOUT", text)
         with pytest.raises(ConfigError, match="ANYBATCH_WORKER_TIMEOUT"):
             process_group.worker_timeout()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -241,6 +243,84 @@ def test_one_sentence_when_it_fits_nowhere(wanted: str, free_ram: int, disk: int
     for part in (f"aux.storage is {wanted}", "26.0 GB", gigabytes(free_ram), gigabytes(disk), advice):
         assert part in sentence
     assert "\n" not in sentence
+
+
+def test_segments_of_another_size_are_not_taken(tmp_path: Path) -> None:
+    for kind in ("disk", "ram"):
+        store = store_of(kind, tmp_path)
+        fill(store, 2)
+        state = store.state_dict(old_params=False)
+        store.close()
+        content = {path: path.read_bytes() for path in (tmp_path / "segments").glob("*")}
+        for change in ({"steps": 2 * store.layout.steps}, {"num_envs": 1}, {"segments": 1}):
+            other = SegmentStore(replace(store.layout, **change), kind, tmp_path / "segments")
+            assert not other.load_state_dict(state) and other.count == 0
+            other.close()
+            assert content == {path: path.read_bytes() for path in content}  # until the run is known to fit
+        again = SegmentStore(store.layout, kind, tmp_path / "segments")
+        assert again.load_state_dict(state) and again.count == 2
+        again.close()
+
+
+def test_files_that_had_another_size_in_between_are_not_taken(tmp_path: Path) -> None:
+    store = store_of("disk", tmp_path)
+    fill(store, 2)
+    state = store.state_dict(old_params=False)
+    store.close()
+    other = SegmentStore(replace(store.layout, num_envs=1), "disk", tmp_path / "segments")
+    assert not other.load_state_dict(state)
+    other.open()  # the run goes on with one environment, and is killed before its next checkpoint
+    other.close()
+    again = SegmentStore(store.layout, "disk", tmp_path / "segments")
+    assert not again.load_state_dict(state)
+    again.close()
+
+
+def test_a_segment_that_is_half_written_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_of("disk", tmp_path)
+    fill(store, 1)
+    state = store.state_dict(old_params=False)
+    store.clear()
+    monkeypatch.setattr(DiskArray, "write", killed_after_the_first(DiskArray.write))
+    with pytest.raises(KeyboardInterrupt):
+        fill(store, 1)
+    monkeypatch.undo()
+    store.close()
+    again = SegmentStore(store.layout, "disk", tmp_path / "segments")
+    assert not again.load_state_dict(state)  # its position holds part of another segment
+    again.close()
+
+
+def killed_after_the_first(write: Any) -> Any:
+    calls: list[int] = []
+
+    def killed(array: DiskArray, start: int, samples: torch.Tensor) -> None:
+        calls.append(start)
+        if len(calls) > 2:  # the number, and one array
+            raise KeyboardInterrupt
+        write(array, start, samples)
+
+    return killed
+
+
+def test_segments_from_memory_stay_in_files(tmp_path: Path) -> None:
+    memory = store_of("ram", tmp_path)
+    fill(memory, 2)
+    disk = store_of("disk", tmp_path)
+    assert disk.load_state_dict(memory.state_dict(old_params=False))
+    state = disk.state_dict(old_params=False)
+    disk.close()
+    again = SegmentStore(disk.layout, "disk", tmp_path / "segments")
+    assert again.load_state_dict(state) and again.count == 2
+    again.close()
+
+
+def test_reserved_files_need_no_more_room() -> None:
+    # 10 GB in place on a disk with 1 GB beside them: nothing more is needed
+    assert choose_storage("disk", 10 * GB, free_ram=100 * GB, free_disk=11 * GB, reserved=10 * GB) == "disk"
+    assert choose_storage("auto", 10 * GB, free_ram=100 * GB, free_disk=11 * GB, reserved=10 * GB) == "disk"
+    with pytest.raises(ConfigError):  # 2 GB more, of 1 GB
+        choose_storage("disk", 12 * GB, free_ram=100 * GB, free_disk=11 * GB, reserved=10 * GB)
 
 
 def test_free_disk_counts_the_segments_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ import torch
 import anybatch.phase_storage.store as segments
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import DivergenceError
+from anybatch.errors import CheckpointError, DivergenceError
+from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.presets import ppg, ppg_ewma
 from anybatch.runs import checkpoint
 from anybatch.training import resume, train
@@ -122,6 +123,29 @@ def test_long_phases_are_saved_on_the_way(storage: str, tmp_path: Path, monkeypa
     assert final_state(tmp_path / "run")["state"]["auxiliary"]["steps"] == 10
     resume(tmp_path / "run", quiet=True)
     assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("storage", KINDS)
+def test_data_of_another_size_is_not_trained_on(
+    storage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = tmp_path / "run", []
+    train(small(storage, iterations=2), run, quiet=True)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(f"num_envs: {ENVS}\n", f"num_envs: {ENVS // 2}\n"))
+    with pytest.raises(CheckpointError, match=f"set env.num_envs back to {ENVS}"):
+        resume(run, total_env_steps=8 * ENVS * STEPS, quiet=True)
+    (run / "config.yaml").write_text(config.replace(f"steps: {STEPS}\n", f"steps: {2 * STEPS}\n", 1))
+    step = AuxiliaryPhase._gradient_step
+
+    def record(phase: AuxiliaryPhase, minibatch: AuxiliaryMinibatch, *arguments: Any) -> None:
+        seen.append(minibatch.observation)
+        step(phase, minibatch, *arguments)
+
+    monkeypatch.setattr(AuxiliaryPhase, "_gradient_step", record)
+    resume(run, total_env_steps=12 * ENVS * STEPS, quiet=True)
+    assert "the data of the unfinished policy phase was not kept" in capsys.readouterr().err
+    assert seen and all(bool((x != 0).any(1).all() & (x.abs() < 100).all()) for x in seen)  # all from CartPole
 
 
 def test_after_an_error_the_data_stays_for_the_resumed_run(tmp_path: Path) -> None:

@@ -150,6 +150,14 @@ def test_a_memory_is_of_as_many_environments_as_it_began_with() -> None:
         third = memory.params(policy, x)
         memory.reset()
         fourth = memory.params(policy, x)
+        for done in (np.array([1, 0]), torch.tensor([1, 0], dtype=torch.uint8), [1.0, 0.0]):
+            memory.reset()
+            for _ in range(2):
+                memory.params(policy, x)
+            memory.reset(done)
+            torch.testing.assert_close(memory.params(policy, x), third)
+        with pytest.raises(ConfigError, match=r"done has shape \(3,\), but must be \(2,\)"):
+            memory.reset([True, False, True])
     assert not torch.allclose(first, second)
     torch.testing.assert_close(third[0], first[0])
     assert not torch.allclose(third[1], first[1]) and torch.equal(fourth, first)

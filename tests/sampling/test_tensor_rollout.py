@@ -201,6 +201,16 @@ def test_an_infinite_observation_is_named(normalize: bool) -> None:
         rollouts(TensorSampler, env, agent)
 
 
+def test_an_observation_after_the_last_step_is_named() -> None:
+    env = make(EnvConfig(id=environment_id(lambda num_envs: Infinite(num_envs))), N, 0)
+    agent: Any = agent_of(env)
+    sampler: Any = TensorSampler(
+        env, agent.action_spec, generator=torch.Generator().manual_seed(3), bootstrap_truncated=True
+    )
+    with pytest.raises(EnvError, match=r"of environment 2 of .* is not finite"):  # at time 4
+        collect_tensors(sampler, agent, 4, device=CPU, interrupts=Interrupts())
+
+
 class Lost(Walk):
     def step(self, action: Tensor) -> tuple[Any, ...]:
         *results, truncated, info = super().step(action)

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,9 @@ from torch import nn
 import anybatch.sampling.threaded as actors
 from anybatch.errors import EnvError
 from anybatch.models.agent import Agent
+from anybatch.sampling.published import load_weights, weights_of
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler
+from anybatch.sampling.sources import OTHER_SIZE
 from anybatch.sampling.threaded import Asynchronous
 from anybatch.system.signals import Interrupted, Interrupts
 
@@ -264,6 +267,48 @@ def test_going_on_from_a_checkpoint(max_lag: int, made: Any) -> None:
     after.weights.set(5)
     assert seen + after.train(range(5, 12)) == whole
     assert after.source.drain().episode_returns == [float(i) for i in range(5, 12)]
+
+
+@pytest.mark.parametrize("was_deterministic", [True, False])
+def test_a_larger_lag_than_that_of_the_checkpoint(was_deterministic: bool, made: Any) -> None:
+    before = made(max_lag=1, deterministic=was_deterministic)
+    before.train(range(5))
+    until(lambda: len(before.begun) == 6)
+    state = before.source.state_dict()
+    after = made(max_lag=3, deterministic=True)
+    assert after.source.load_state_dict(state) == []
+    after.weights.set(5)
+    ages = [iteration - version for iteration, (_, version) in enumerate(after.train(range(5, 14)), 5)]
+    assert all(0 <= age <= 3 for age in ages) and ages[-3:] == [3, 3, 3]  # the weights in between are gone
+
+
+def test_waiting_rollouts_of_another_length_are_sampled_again(made: Any) -> None:
+    before = made(max_lag=2, deterministic=True)
+    before.train(range(3))
+    until(lambda: len(before.begun) == 5)
+    state = before.source.state_dict()
+    after = made(max_lag=2, deterministic=True)
+    after.sampler.env = SimpleNamespace(num_envs=1)
+    after.source._steps = STEPS + 1
+    assert after.source.load_state_dict(state) == [OTHER_SIZE]
+    after.weights.set(3)
+    seen = [rollout for rollout, _ in after.train(range(3, 7))]
+    assert seen[0] in (4, 5) and seen == list(range(seen[0], seen[0] + 4))  # 3, and perhaps 4, had waited
+
+
+def test_buffers_that_checkpoints_leave_out_reach_the_copy() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1), persistent=False)
+            self.weight = nn.Parameter(torch.ones(1))
+
+    agent, actor = cast(Agent, Scaled()), cast(Agent, Scaled())
+    agent.scale.fill_(3)
+    load_weights(actor, weights_of(agent))
+    assert actor.scale == 3
+    load_weights(actor, agent.state_dict())  # of an older checkpoint
+    assert actor.scale == 3
 
 
 def test_a_rollout_in_progress_is_sampled_again(made: Any) -> None:

@@ -178,6 +178,15 @@ def broadcast_(module: nn.Module) -> None:
         module.load_state_dict(from_main(state))
 
 
+def broadcast_buffers_(*modules: nn.Module) -> None:
+    """Give every worker the buffers of worker 0: batch normalisation, for one, has statistics of its own samples."""
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    if is_distributed() and buffers:
+        with torch.no_grad():
+            for buffer, of_main in zip(buffers, from_main([x.cpu() for x in buffers]), strict=True):
+                buffer.copy_(of_main)
+
+
 def check_equal(what: Mapping[str, Iterable[Tensor]], when: str) -> None:
     """Raise a WorkerError on all workers unless the named tensors are bitwise equal on them.
 

@@ -7,7 +7,6 @@ gradients, they exchange little data, through the CPU (gloo).
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import time
@@ -32,6 +31,7 @@ _VARIABLE = "ANYBATCH_WORKER_TIMEOUT"
 
 _last_collective = 0.0
 _roll_calls = 0
+_groups = 0
 
 
 @contextlib.contextmanager
@@ -51,8 +51,9 @@ def joined_process_group() -> Iterator[None]:
         )
     seconds = worker_timeout()
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
+    began = time.monotonic()
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=_JOIN_SECONDS))
+        _join("cpu:gloo,cuda:nccl" if cuda else "gloo")
         if cuda:  # NCCL's watchdog ends a process whose gradients do not arrive
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
             nccl = dist.group.WORLD._get_backend(torch.device("cuda"))  # type: ignore[union-attr]
@@ -62,8 +63,8 @@ def joined_process_group() -> Iterator[None]:
         raise
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
-            f"worker {launcher_rank()} of {os.environ['WORLD_SIZE']} waited {_JOIN_SECONDS:.0f} s for the others at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {_first_line(error)}"
+            f"worker {launcher_rank()} of {os.environ['WORLD_SIZE']} waited {time.monotonic() - began:.0f} s for the "
+            f"others at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {_first_line(error)}"
         ) from error
     try:
         yield
@@ -73,6 +74,17 @@ def joined_process_group() -> Iterator[None]:
             dist.destroy_process_group()
         # gloo's threads need the interpreter to release their last tensors, and abort a program that is shutting down
         time.sleep(_GLOO_SHUTDOWN_SECONDS)
+
+
+def _join(backend: str) -> None:
+    """Make the process group, under a prefix of its own: torchrun's store still has the addresses of earlier groups."""
+    global _groups
+    _groups += 1
+    timeout = timedelta(seconds=_JOIN_SECONDS)
+    store, number, size = next(dist.rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    prefixed = dist.PrefixStore(f"anybatch-group-{_groups}", store)
+    dist.init_process_group(backend, store=prefixed, rank=number, world_size=size, timeout=timeout)
 
 
 def local_device(name: str) -> str:
@@ -173,9 +185,9 @@ def worker_timeout() -> float:
         seconds = _TIMEOUT_SECONDS if text is None else float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < math.inf:
+    if not seconds > 0:
         raise ConfigError(f"{_VARIABLE} is {text!r}, but must be a number of seconds above 0")
-    return seconds
+    return min(seconds, _PATIENCE.total_seconds())
 
 
 def _reason(error: RuntimeError) -> str:

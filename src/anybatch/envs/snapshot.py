@@ -19,7 +19,7 @@ import torch
 from gymnasium.envs.registration import EnvSpec
 
 from anybatch.envs.contract import user_code
-from anybatch.errors import CheckpointError, EnvError
+from anybatch.errors import EnvError
 
 _ATOMS = (type(None), bool, int, float, str)
 # Equal in a new environment, so neither saved nor restored.
@@ -125,16 +125,13 @@ def restore_custom_state(env: Any, state: dict[str, Any], env_id: str) -> None:
 def states_of(state: dict[str, Any], num_envs: int) -> list[Any]:
     """The states of `num_envs` environments in ``{"envs": [...]}``.
 
-    Raises CheckpointError if the number differs, and OtherStateError if it is a state of another kind.
+    Raises EnvError if the number differs, and OtherStateError if it is a state of another kind.
     """
     if "envs" not in state:
         raise OtherStateError("The saved state is that of a vector environment, not of single ones.")
     states: list[Any] = state["envs"]
     if len(states) != num_envs:
-        raise CheckpointError(
-            f"the checkpoint has the state of {len(states)} environments, and there are {num_envs} now: "
-            f"set env.num_envs back to {len(states)}"
-        )
+        raise EnvError(f"The saved state is of {len(states)} environments, and there are {num_envs}.")
     return states
 
 

@@ -43,6 +43,12 @@ class SegmentLayout:
         tensors = [observation[key] for key in self.keys or ()] if isinstance(observation, dict) else [observation]
         return {f"observation{i}": tensor for i, tensor in enumerate(tensors)}
 
+    def of_segment(self) -> dict[str, Any]:
+        """The layout of one segment as plain values, for a checkpoint."""
+        arrays = {name: [str(dtype), list(shape)] for name, (dtype, shape) in self.arrays.items()}
+        keys = None if self.keys is None else list(self.keys)
+        return {"num_envs": self.num_envs, "steps": self.steps, "arrays": arrays, "keys": keys}
+
     @property
     def segment_samples(self) -> int:
         """Samples of one segment, N*T."""
@@ -74,18 +80,20 @@ def layout_of(space: gym.Space[Any], num_params: int, *, segments: int, num_envs
     return SegmentLayout(segments, num_envs, steps, arrays, keys)
 
 
-def choose_storage(requested: str, need: int, *, free_ram: int, free_disk: int) -> StorageKind:
+def choose_storage(requested: str, need: int, *, free_ram: int, free_disk: int, reserved: int = 0) -> StorageKind:
     """Decide where a phase is kept.
 
     ``auto`` takes memory up to :data:`IN_CHECKPOINT` bytes. Above, it takes the disk if there is room, because the run
     can then be resumed exactly, and free memory caches the files anyway; otherwise memory.
 
-    ``need`` are the bytes of a phase; free bytes of the disk include those of existing segments.
+    ``need`` are the bytes of a phase; free bytes of the disk include those of existing segments, ``reserved``.
 
     Raises:
         ConfigError: it does not fit.
     """
-    fits = {"ram": need <= _FRACTION_OF_FREE * free_ram, "disk": need <= _FRACTION_OF_FREE * free_disk}
+    reserved = min(need, reserved)
+    on_disk = need - reserved <= _FRACTION_OF_FREE * (free_disk - reserved)
+    fits = {"ram": need <= _FRACTION_OF_FREE * free_ram, "disk": on_disk}
     order: tuple[StorageKind, ...] = ("ram", "disk") if need <= IN_CHECKPOINT else ("disk", "ram")
     for kind in order:
         if fits[kind] and requested in (kind, "auto"):
@@ -109,5 +117,9 @@ def free_disk(folder: Path) -> int:
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
-    reusable = sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0
-    return shutil.disk_usage(existing).free + reusable
+    return shutil.disk_usage(existing).free + stored_bytes(folder)
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the segments in ``folder``, which need not exist."""
+    return sum(path.stat().st_size for path in folder.glob("*.segments")) if folder.is_dir() else 0

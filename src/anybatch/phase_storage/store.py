@@ -23,7 +23,14 @@ from anybatch.errors import ConfigError
 from anybatch.minibatches import FlatRecord
 from anybatch.observations import Observation
 from anybatch.phase_storage.arrays import DiskArray, RamArray, SegmentArray
-from anybatch.phase_storage.layout import IN_CHECKPOINT, SegmentLayout, choose_storage, free_disk, gigabytes
+from anybatch.phase_storage.layout import (
+    IN_CHECKPOINT,
+    SegmentLayout,
+    choose_storage,
+    free_disk,
+    gigabytes,
+    stored_bytes,
+)
 from anybatch.system.memory import free_memory
 
 
@@ -61,12 +68,13 @@ class SegmentStore:
         self.layout = layout
         self.folder = folder
         self.need = layout.total_bytes * local_world_size()
-        disk = 0 if folder is None else free_disk(folder)
-        self.kind = choose_storage(requested, self.need, free_ram=free_memory(), free_disk=disk)
+        disk, reserved = (0, 0) if folder is None else (free_disk(folder), stored_bytes(folder))
+        self.kind = choose_storage(requested, self.need, free_ram=free_memory(), free_disk=disk, reserved=reserved)
         self.count = 0
         """Segments kept."""
         self._first = 0  # number of the phase's first segment, counted from the start of the run
         self._discarded = False
+        self._other_files = False  # the files belong to a phase of another layout
 
     @property
     def full(self) -> bool:
@@ -86,7 +94,10 @@ class SegmentStore:
         return f"{gigabytes(self.need)} of observations: in memory{'' if self._in_checkpoint else lost}"
 
     def open(self) -> None:
-        """Allocate the memory or the files; a ConfigError says that the disk is full or cannot be written."""
+        """Allocate the memory or the files; a ConfigError says that the disk is full or cannot be written.
+
+        Files of another layout are resized, so a resumed run calls this after :meth:`load_state_dict`.
+        """
         _ = self._arrays
 
     def append(self, observation: Observation, value_target: Tensor) -> None:
@@ -94,6 +105,7 @@ class SegmentStore:
         if self.full:
             raise RuntimeError("the phase is complete; clear() comes before the next segment")
         start = self.samples
+        self._number.write(self.count, torch.zeros(1, dtype=torch.int64))  # until the segment is complete
         for name, tensor in {**self.layout.entries(observation), "value_target": value_target}.items():
             self._arrays[name].write(start, tensor.flatten(0, 1))
         self._number.write(self.count, torch.tensor([self._first + self.count + 1]))
@@ -142,6 +154,7 @@ class SegmentStore:
         ``old_params``: whether the old policy's parameters are needed as well. Files are forced to the disk first.
         """
         state: dict[str, Any] = {"count": self.count, "first": self._first, "discarded": self._discarded}
+        state["layout"] = self.layout.of_segment()
         if self.kind == "disk" and self.count:
             for array in (*self._arrays.values(), self._number):
                 array.sync()
@@ -156,14 +169,21 @@ class SegmentStore:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore what :meth:`state_dict` gave; False, and nothing kept, if the segments are not there any more."""
         self._first, self.count, self._discarded = state["first"], state["count"], state["discarded"]
+        layout = state.get("layout")  # none in older checkpoints, and after a change of the number of workers
+        self._other_files = state["discarded"] if layout is None else layout != self.layout.of_segment()
         if not self.count:
             return not self._discarded
-        if "arrays" in state:
-            for name, tensor in state["arrays"].items():
-                self._arrays[name].write(0, tensor)
-        elif not self._files_are_intact():
+        arrays = state.get("arrays")
+        fits = not self._other_files and self.count <= self.layout.segments
+        if fits and arrays is not None:
+            fits = all(len(tensor) == self.samples for tensor in arrays.values())
+        if not fits or (arrays is None and not self._files_are_intact()):
             self.clear()
             return False
+        for name, tensor in (arrays or {}).items():
+            self._arrays[name].write(0, tensor)
+        if arrays is not None:
+            self._number.write(0, self._numbers())
         return True
 
     def merge(self, workers: Sequence[State]) -> State:
@@ -185,7 +205,11 @@ class SegmentStore:
         """State of one worker, from :meth:`merge`."""
         if "arrays" not in merged:
             return merged
-        return {**merged, "arrays": {name: x[:, slot.envs].flatten(0, 2) for name, x in merged["arrays"].items()}}
+        arrays = {name: x[:, slot.envs] for name, x in merged["arrays"].items()}
+        if "layout" in merged:
+            envs = next(iter(arrays.values())).shape[1]
+            merged = {**merged, "layout": {**merged["layout"], "num_envs": envs}}
+        return {**merged, "arrays": {name: x.flatten(0, 2) for name, x in arrays.items()}}
 
     @property
     def _in_checkpoint(self) -> bool:
@@ -195,8 +219,11 @@ class SegmentStore:
     def _files_are_intact(self) -> bool:
         if self.kind != "disk":
             return False
-        expected = torch.arange(self._first, self._first + self.count) + 1
-        return torch.equal(self._number.read_range(0, self.count), expected)
+        return torch.equal(self._number.read_range(0, self.count), self._numbers())
+
+    def _numbers(self) -> Tensor:
+        """The numbers of the segments kept."""
+        return torch.arange(self._first, self._first + self.count) + 1
 
     def _pack(self, read: Callable[[str], Tensor]) -> Observation:
         keys = self.layout.keys
@@ -207,20 +234,24 @@ class SegmentStore:
     @cached_property
     def _arrays(self) -> dict[str, SegmentArray]:
         count = self.layout.segments * self.layout.segment_samples
-        arrays: dict[str, SegmentArray] = {}
+        number, arrays = self._number, dict[str, SegmentArray]()  # the number first: it invalidates the old content
         try:
             for name, entry in self.layout.arrays.items():
                 arrays[name] = self._array(name, count, *entry)
         except ConfigError:  # there was disk space for some of them
-            for array in arrays.values():
+            for array in (number, *arrays.values()):
                 array.abandon()
+            del self._number
             raise
         return arrays
 
     @cached_property
     def _number(self) -> SegmentArray:
-        """Number, from 1, of the segment in each position; written after the segment's data."""
-        return self._array("number", self.layout.segments, torch.int64, ())
+        """Number, from 1, of the segment in each position, or 0; written after the segment's data."""
+        number = self._array("number", self.layout.segments, torch.int64, ())
+        if self._other_files:  # which get another size: an older checkpoint must not take them for its own
+            number.write(0, torch.zeros(self.layout.segments, dtype=torch.int64))
+        return number
 
     def _array(self, name: str, count: int, dtype: torch.dtype, shape: tuple[int, ...]) -> SegmentArray:
         if self.kind == "ram" or self.folder is None:

@@ -260,6 +260,7 @@ def _source(
             deterministic=source.deterministic,
             interrupts=learner.interrupts,
             device=device,
+            steps=config.rollout.steps,
         )
 
     # only here, where the GPU does nothing else meanwhile: a recording must not catch another thread's work
@@ -269,5 +270,5 @@ def _source(
         return collect_with(actor, version=version, interrupts=learner.interrupts)
 
     if source.kind == "delayed":
-        return Delayed(collect_one, sampler, source.delay, device)
+        return Delayed(collect_one, sampler, source.delay, device, config.rollout.steps)
     return Synchronous(collect_one, sampler)

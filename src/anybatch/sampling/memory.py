@@ -92,9 +92,16 @@ class PolicyMemory:
         self._first: Tensor | None = None
 
     def reset(self, done: np.ndarray | Tensor | bool = True) -> None:
-        """Forget the past where an episode is ``done``: (B,) bool, or one bool for all."""
+        """Forget the past where an episode is ``done``: (B,) bool, 0 or 1, or one for all.
+
+        Raises:
+            ConfigError: B is another one than before.
+        """
         if self._first is not None:
-            self._first = self._first | torch.as_tensor(done, device=self._first.device)
+            ended = torch.as_tensor(done, device=self._first.device).bool()
+            if ended.dim() and ended.shape != self._first.shape:
+                raise ConfigError(f"done has shape {tuple(ended.shape)}, but must be ({len(self._first)},)")
+            self._first = self._first | ended
 
     def params(self, policy: Policy, observation: Observation) -> Tensor:
         """Raw distribution parameters (B, P) of the next step.

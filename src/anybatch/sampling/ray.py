@@ -27,6 +27,7 @@ from anybatch.envs.factory import make
 from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError, install_command
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
+from anybatch.sampling.published import load_weights, weights_of
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import NEW_EPISODES
 from anybatch.sampling.tensor_rollout import collect_any, make_sampler
@@ -66,7 +67,7 @@ class Worker:
 
     def sample(self, weights: dict[str, Any], version: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sample a rollout with the weights after ``version`` iterations; returns it and its counts as plain data."""
-        self._agent.load_state_dict(weights)
+        load_weights(self._agent, weights)
         rollout = collect_any(
             self._sampler, self._agent, self._steps, device=_CPU, interrupts=Interrupts(), version=version
         )
@@ -156,7 +157,7 @@ class RayActors:
             Interrupted: a stop was requested, and sampling takes long.
             EnvError, DivergenceError, ...: what ended a worker's rollout.
         """
-        state = self._agent.state_dict()
+        state = weights_of(self._agent)
         weights = self._ray.put({name: x.cpu() if isinstance(x, Tensor) else x for name, x in state.items()})
         if self._last_requested is None:
             self._last_requested = iteration - 1
@@ -218,7 +219,7 @@ class RayActors:
                 result: tuple[dict[str, Any], dict[str, Any]] = self._ray.get(requests[0].result)
             except self._ray.exceptions.RayTaskError as error:
                 raise error.cause or error from (error if isinstance(error.cause, UserCodeError) else None)
-            except (self._ray.exceptions.RayActorError, self._ray.exceptions.ObjectLostError) as error:
+            except self._ray.exceptions.RayError as error:  # it has died, was killed for memory, or its data is lost
                 self._restart(number, error)
             else:
                 requests.popleft()

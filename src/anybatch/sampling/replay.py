@@ -82,7 +82,12 @@ class RecentBatches:
         return cls(kept_iterations(config), device)
 
     def and_newest(self, batch: Batch) -> list[Batch]:
-        """The newest batch and those before it, newest first; the newest is kept for the next call."""
+        """The newest batch and those before it, newest first; the newest is kept for the next call.
+
+        Batches of another size, from before a change of ``env.num_envs`` or ``rollout.steps``, are dropped.
+        """
+        if any(x.advantage.shape != batch.advantage.shape for x in self._kept):
+            self._kept.clear()
         batches = [batch, *self._kept]
         self._kept.appendleft(batch)
         return batches

@@ -14,11 +14,11 @@ from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Games, Steps, VectorEnv
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.snapshot import OtherStateError
-from anybatch.errors import DivergenceError
+from anybatch.errors import CheckpointError, DivergenceError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
 from anybatch.models.normalizer import rollout_normalizer
-from anybatch.observations import Observation, map_observation
+from anybatch.observations import Observation, leaves, map_observation
 from anybatch.sampling.acting import Actor, rollout_actor
 from anybatch.sampling.memory import remembering, value_after
 from anybatch.sampling.observation_buffer import ObservationBuffer
@@ -229,11 +229,21 @@ class Sampler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore :meth:`state_dict`; False if the environments start new episodes instead."""
+        """Restore :meth:`state_dict`; False if the environments start new episodes instead.
+
+        Raises:
+            CheckpointError: it is the state of another number of environments.
+        """
         if len(state["generator"]) == len(self.generator.get_state()):  # else that of a CPU on a GPU, or the reverse
             self.generator.set_state(state["generator"])
         if state["env"] is None:
             return False
+        before, now = len(leaves(state["observation"])[0]), self.env.num_envs
+        if before != now:
+            raise CheckpointError(
+                f"the checkpoint has the state of {before} environments, and there are {now} now: set env.num_envs "
+                f"back to {before}"
+            )
         try:
             self.env.load_state(state["env"])
         except OtherStateError:

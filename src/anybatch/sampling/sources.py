@@ -22,6 +22,14 @@ Collect = Callable[[int], Rollout]
 NEW_EPISODES = "the checkpoint has no state that these environments can take: they start new episodes"
 """Message of a resumed run whose environments begin anew."""
 
+OTHER_SIZE = "rollouts that waited have another number of environments or steps than new ones, and are dropped"
+"""Message of a resumed run whose rollouts have another size."""
+
+
+def has_size(rollout: Rollout, sampler: Sampler, steps: int | None) -> bool:
+    """Whether a rollout is of the sampler's environments and of so many steps; None allows every size."""
+    return steps is None or rollout.reward.shape == (sampler.env.num_envs, steps)
+
 
 class RolloutSource(Stateful, Protocol):
     """Delivers rollouts to the training loop; all its state belongs to one worker."""
@@ -93,7 +101,9 @@ class Delayed:
     Rollout i acts with the weights after iteration max(0, i - delay): the buffer is filled with the first weights.
     """
 
-    def __init__(self, collect: Collect, sampler: Sampler, delay: int, device: torch.device) -> None:
+    def __init__(
+        self, collect: Collect, sampler: Sampler, delay: int, device: torch.device, steps: int | None = None
+    ) -> None:
         """Start with an empty buffer.
 
         Args:
@@ -101,9 +111,11 @@ class Delayed:
             sampler: the environments.
             delay: iterations that a rollout waits, at least 0; 0 is the same as :class:`Synchronous`.
             device: where rollouts are kept.
+            steps: T of new rollouts; those of a checkpoint with another number are dropped.
         """
         self._collect = collect
         self._sampler = sampler
+        self._steps = steps
         self._delay = delay
         self._device = device
         self._waiting: deque[Rollout] = deque()
@@ -128,9 +140,11 @@ class Delayed:
         }
 
     def load_state_dict(self, state: State) -> list[str]:
-        """Restore the environments and the waiting rollouts."""
-        self._waiting = deque(Rollout.from_state_dict(rollout, self._device) for rollout in state["waiting"])
-        return [] if self._sampler.load_state_dict(state["sampler"]) else [NEW_EPISODES]
+        """Restore the environments and the waiting rollouts, if these have the present size."""
+        waiting = [Rollout.from_state_dict(rollout, self._device) for rollout in state["waiting"]]
+        self._waiting = deque(x for x in waiting if has_size(x, self._sampler, self._steps))
+        restored = self._sampler.load_state_dict(state["sampler"])
+        return [OTHER_SIZE] * (len(self._waiting) < len(waiting)) + [NEW_EPISODES] * (not restored)
 
     def merge(self, workers: Sequence[State]) -> State:
         """State over the environments of all workers."""

@@ -217,7 +217,10 @@ def collect_tensors(
     done, observations = record.truncated.tensor() | ended, record.observations.filled()
     logp = spec.distribution(params).log_prob(action)
     env.check(observations, params, reward, moments, record.wrong_last())
-    check_finite(value, logp)
+    if not bool(torch.isfinite(last).all()):  # of observations that are not part of the rollout
+        columns = map_observation(lambda x: x.unsqueeze(1), normalized(_moved(observation, device)))
+        env.check(columns, params[:, -1:], reward[:, -1:])
+    check_finite(torch.cat([value, last.unsqueeze(1)], dim=1), logp)
     return Rollout(
         observation=observations,
         action=action,
@@ -268,4 +271,5 @@ def _next_value(
 
 
 def _moved(observation: Observation, device: torch.device) -> Observation:
-    return map_observation(lambda x: x.to(device, non_blocking=True), observation)
+    # towards the CPU, a copy that does not block would be read before it is complete
+    return map_observation(lambda x: x.to(device, non_blocking=device.type == "cuda"), observation)

@@ -26,8 +26,9 @@ import torch
 
 from anybatch.distributed.state import Slot, State
 from anybatch.models.agent import Agent
+from anybatch.sampling.published import load_weights, weights_of
 from anybatch.sampling.rollout import Rollout, Sampled, Sampler
-from anybatch.sampling.sources import NEW_EPISODES
+from anybatch.sampling.sources import NEW_EPISODES, OTHER_SIZE, has_size
 from anybatch.system.signals import Interrupted, Interrupts
 
 _POLL_SECONDS = 0.1
@@ -59,6 +60,7 @@ class Asynchronous:
         deterministic: bool,
         interrupts: Interrupts,
         device: torch.device,
+        steps: int | None = None,
     ) -> None:
         """Prepare; the thread starts with the first :meth:`next`.
 
@@ -67,10 +69,13 @@ class Asynchronous:
             sampler: the environments; only the thread uses them once it runs.
             agent: the networks being trained; read in :meth:`next` only.
             max_lag: upper bound on the iterations between the weights that acted and those being trained.
-            deterministic: act with weights exactly that old (younger only at the start).
+            deterministic: act with weights exactly that old (younger only at the start, and after a larger
+                ``max_lag`` than that of the checkpoint).
             interrupts: checked while the learner waits.
             device: where rollouts are kept.
+            steps: T of new rollouts; those of a checkpoint with another number are dropped.
         """
+        self._steps = steps
         self._collect = collect
         self._sampler = sampler
         self._agent = agent
@@ -98,7 +103,7 @@ class Asynchronous:
             Interrupted: a stop was requested, and sampling takes too long.
             EnvError, DivergenceError, ...: the sampler's error, after its finished rollouts have been returned.
         """
-        weights = copy.deepcopy(self._agent.state_dict())
+        weights = copy.deepcopy(weights_of(self._agent))
         with self._changed:
             self._publish(iteration, weights)
             while not self._waiting:
@@ -142,7 +147,11 @@ class Asynchronous:
             for one in state["waiting"]
         )
         self._first, self._current, self._published = state["first"], state["current"], dict(state["published"])
-        return []
+        if all(has_size(rollout, self._sampler, self._steps) for rollout, _ in self._waiting):
+            return []
+        self._current -= len(self._waiting)  # they are sampled again
+        self._waiting.clear()
+        return [OTHER_SIZE]
 
     def merge(self, workers: Sequence[State]) -> State:
         """The environments of all workers; rollouts sampled ahead of training are dropped."""
@@ -178,8 +187,10 @@ class Asynchronous:
 
     def _version_to_act_with(self) -> int:
         """Version of the weights for the current rollout: the iterations they were trained for."""
-        assert self._first is not None
-        return max(self._first, self._current - self._max_lag) if self._deterministic else max(self._published)
+        if not self._deterministic:
+            return max(self._published)
+        # a checkpoint of a smaller max_lag has only younger ones
+        return min(version for version in self._published if version >= self._current - self._max_lag)
 
     def _run(self) -> None:
         """The sampler thread."""
@@ -208,5 +219,5 @@ class Asynchronous:
                 self._changed.wait()
             self._stop.check()
             version = self._version_to_act_with()
-            self._actor.load_state_dict(self._published[version])
+            load_weights(self._actor, self._published[version])
             return version
