@@ -16,7 +16,7 @@ from torch import Tensor
 from anybatch.config.masks import ActionMask
 from anybatch.envs.base import Observation as ArrayObservation
 from anybatch.envs.base import Steps
-from anybatch.envs.contract import user_code
+from anybatch.envs.contract import call_render, spaces_of, user_code
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.snapshot import custom_state, restore_custom_state
 from anybatch.envs.spaces import Actions, Observations, UnfitError, check_reward, picture
@@ -125,11 +125,6 @@ class TensorActions(Actions):
         return action.clone() if start is None else action + torch.as_tensor(start, device=action.device)
 
 
-def _single(env: Any, name: str) -> gymnasium.Space[Any]:
-    space: gymnasium.Space[Any] = getattr(env, f"single_{name}", None) or getattr(env, name)
-    return space
-
-
 @functools.cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
@@ -166,8 +161,7 @@ class TensorVectorEnv:
         self.device = torch.device(env.device)
         self.env_id = env_id
         self._env, self._owned = env, owned
-        observation_space, action_space = _single(env, "observation_space"), _single(env, "action_space")
-        self.native_spaces = observation_space, action_space
+        self.native_spaces = observation_space, action_space = spaces_of(env, env_id, ("single_", ""))
         mask = mask_entry(action_mask, observation_space, action_space, env_id)
         self._observations = TensorObservations(observation_space, env_id, mask)
         self._actions = TensorActions(action_space, env_id)
@@ -303,7 +297,7 @@ class TensorVectorEnv:
     def render(self) -> np.ndarray:
         """The result of the environment's method ``render()``, or its image observation."""
         render = getattr(self._env, "render", None)
-        frame = render() if callable(render) else None
+        frame = call_render(render, self.env_id) if callable(render) else None
         if frame is None:
             return picture(self._last, self.env_id)
         frame = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
