@@ -407,6 +407,13 @@ class TestGymIds:
         with pytest.raises(ConfigError, match=message):
             make(EnvConfig(id=name), 1, 0)
 
+    def test_versions_are_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of three environments, the first is no version of the second."""
+        for name in ("Cart-vector", "Cart-v9", "Cart-v10"):
+            monkeypatch.setitem(gymnasium.registry, name, gymnasium.spec("CartPole-v1"))
+        with pytest.raises(ConfigError, match=r"did you mean 'gym:Cart-v10'\?$"):
+            make(EnvConfig(id="gym:Cart"), 1, 0)
+
     @pytest.mark.procgen
     def test_suggests_envpool(self) -> None:
         for name in ("ALE/Pong-v5", "Pong-v5"):
