@@ -649,7 +649,7 @@ def test_the_command(number: int, run: Path, capsys: pytest.CaptureFixture[str])
     flags = ["--episodes", "3", "--num-envs", "1", "--max-steps", str(number)]
     assert main(["eval", str(run), *flags]) == 0
     # the environment ends an episode at every fourth step of its life, so with 3 at most the second one is complete
-    expected = {1: "nan +- nan (0 episodes, and 3 unfinished that do not count)", 3: "1.00 +- nan (1 episodes, and 2"}
+    expected = {1: "mean return: no episode was completed (3 unfinished)", 3: "mean return: 1.00 (1 episode, and 2"}
     assert expected[number] in capsys.readouterr().out
     assert main(["eval", str(run), "--seed", "-1"]) == 2
     assert "seed is -1" in capsys.readouterr().err
