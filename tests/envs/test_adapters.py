@@ -18,7 +18,7 @@ from anybatch.envs.base import Steps, derive_seeds
 from anybatch.envs.factory import make
 from anybatch.envs.factory import spaces as spaces_of
 from anybatch.envs.registry import environment_id
-from anybatch.errors import ConfigError, EnvError
+from anybatch.errors import CheckpointError, ConfigError, EnvError
 
 
 class Counting(gymnasium.Env):
@@ -429,7 +429,7 @@ class TestSnapshot:
         env = make(EnvConfig(id="gym:CartPole-v1"), 2, 0)
         env.reset()
         state = env.save_state()
-        with pytest.raises(EnvError, match="of 2 environments, and there are 3"):
+        with pytest.raises(CheckpointError, match="of 2 environments, and there are 3"):
             make(EnvConfig(id="gym:CartPole-v1"), 3, 0).load_state(state)
         with pytest.raises(EnvError, match="CartPoleEnv"):
             make(EnvConfig(id="gym:Acrobot-v1"), 2, 0).load_state(state)

@@ -121,7 +121,7 @@ class GymnasiumLoop:
         return {"envs": states}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the state; raises EnvError if it is of other environments, or of another number of them."""
+        """Restore the state; raises EnvError if it is of other environments, CheckpointError if of another number."""
         for env, one in zip(self._envs, snapshot.states_of(state, self.num_envs), strict=True):
             snapshot.load(env, one)
         self._seeds = [None] * self.num_envs
