@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from anybatch.cli.configured import parse
 from anybatch.cli.main import main
+from anybatch.cli.train import Arguments
+from anybatch.errors import ConfigError
 from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import read_config
@@ -51,6 +54,29 @@ def test_bad_value_is_one_sentence(
     for word in words:
         assert word in output
     assert not (tmp_path / "run").exists()  # nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--env.options", "a", "1", "--env.options", "b", "2"],
+            "--env.options is given 2 times, but must be given once",
+        ),
+        (["--env.info-keys", "a", "--env.info_keys", "b"], "--env.info-keys is given 2 times"),
+        (["--cuda", "1"], "the cuda of CleanRL is device"),
+    ],
+)
+def test_flags_that_would_replace_each_other(flags: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}" if "given" in words else words):
+        parse("train", ["ppo", *flags], Arguments, "")
+
+
+def test_options_are_truth_values_in_any_case_and_a_seed_is_ours() -> None:
+    words = ["a", "true", "b", "False", "c", "1e3", "d", "truest"]
+    _, _, parsed = parse("train", ["ppo", "--seed", "1", "--seed", "2", "--env.options", *words], Arguments, "")
+    assert parsed.config.env.options == {"a": True, "b": False, "c": 1000.0, "d": "truest"}
+    assert parsed.seed == 2  # of other flags the last one counts
 
 
 @pytest.mark.parametrize("command", ["fly", "train", "train ppoo", "resume /nowhere", "eval /nowhere"])

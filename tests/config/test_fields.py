@@ -79,6 +79,12 @@ def test_a_short_name_means_a_field_only_if_no_other_field_ends_in_it(full: str)
         ("lambda_", "RLlib is advantage.gae_lambda"),
         ("vf_coef", "Stable-Baselines3 is optimizer.value_coefficient; the vf_coef of CleanRL, TRL is twice"),
         ("target_kl", "Stable-Baselines3 is optimizer.kl_stop / 1.5; the target_kl of CleanRL is optimizer.kl_stop"),
+        ("seed", "the seed of Stable-Baselines3, CleanRL is the argument seed of train"),
+        ("num_envs_per_env_runner", "RLlib is env.num_envs / num_env_runners"),
+        ("empirical_normalization", "rsl_rl is observation.normalize"),
+        ("init_noise_std", "rsl_rl is exp(model.gaussian.log_std)"),
+        ("per_device_train_batch_size", "TRL is optimizer.minibatches = "),
+        ("use_sde", "not available here"),
         ("clip_rang", "clip_rang is not a field of the configuration"),
     ],
 )

@@ -407,6 +407,13 @@ class TestGymIds:
         with pytest.raises(ConfigError, match=message):
             make(EnvConfig(id=name), 1, 0)
 
+    def test_versions_are_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of three environments, the first is no version of the second."""
+        for name in ("Cart-vector", "Cart-v9", "Cart-v10"):
+            monkeypatch.setitem(gymnasium.registry, name, gymnasium.spec("CartPole-v1"))
+        with pytest.raises(ConfigError, match=r"did you mean 'gym:Cart-v10'\?$"):
+            make(EnvConfig(id="gym:Cart"), 1, 0)
+
     @pytest.mark.procgen
     def test_suggests_envpool(self) -> None:
         for name in ("ALE/Pong-v5", "Pong-v5"):
@@ -436,6 +443,62 @@ def test_normalizing_wrappers_are_warned_about(env: Any, options: dict[str, Any]
     assert "NormalizeObservation" in text and "set observation.normalize true" in text
     assert "NormalizeReward" in text and "set reward.normalize true" in text
     assert len([one for one in warned if "is wrapped in" in str(one.message)]) == 2
+
+
+@pytest.mark.parametrize("envs", [{"a": 1}, [], 3])
+@pytest.mark.parametrize("options", [{}, {"vectorization": "async"}], ids=["loop", "processes"])
+def test_attributes_that_wrappers_have_too(envs: Any, options: dict[str, Any]) -> None:
+    """An environment of several tasks has `envs`, and one with a simulator may be its own `env.env`."""
+
+    def make_one() -> gymnasium.Env[Any, Any]:
+        one: Any = Copying()
+        one.envs = envs
+        one.env = one
+        return one
+
+    make(EnvConfig(id=environment_id(make_one), options=options), 1, 0).close()
+
+
+class Unfinished(gymnasium.Env[Any, Any]):
+    observation_space = Copying.observation_space
+
+
+class Failing(Copying):
+    @property
+    def observation_space(self) -> Any:  # type: ignore[override]
+        return 1 / 0
+
+
+class UnfinishedVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    single_observation_space = Copying.observation_space
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
+class UnfinishedTensors:
+    device, reset, step = "cpu", None, None
+    observation_space = Copying.observation_space
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (lambda: Unfinished(), {}, "has no action_space: set it in the constructor"),
+        (lambda: Unfinished(), {"vectorization": "async"}, "has no action_space: set it in the constructor"),
+        (lambda: Failing(), {}, "^observation_space of .* raised ZeroDivisionError"),
+        (lambda: Failing(), {"vectorization": "async"}, "^observation_space of .* raised ZeroDivisionError"),
+        (lambda num_envs: UnfinishedVector(num_envs), {}, "has no single_action_space: set it"),
+        (lambda num_envs: UnfinishedTensors(num_envs), {}, "has no single_action_space: set it"),
+    ],
+)
+def test_spaces_that_are_missing(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make(EnvConfig(id=environment_id(kind), options=options), 2, 0)
 
 
 class Flags(gymnasium.Env[np.ndarray, int]):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
 
 from anybatch.config.schema import EnvConfig
+from anybatch.envs.base import derive_seeds
+from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 from anybatch.envs.factory import make
 from anybatch.envs.factory import spaces as spaces_of
 from anybatch.envs.procgen import GAMES, NORMALIZATION, list_procgen, normalized_return
@@ -82,6 +85,9 @@ class TestProcgen:
                 r"modes of maze are easy, hard, memory, exploration; did you mean 'procgen:maze-memory'",
             ),
             ("envpool:CartPol-v1", r"did you mean .*envpool:CartPole-v1"),
+            ("envpool:MazeMemory-v0", r"but this environment is called 'procgen:maze-memory' here$"),
+            ("envpool:MazeMemor-v0", r"^(?!.*MazeMemory)"),
+            ("MazeMemory-v0", r"did you mean 'procgen:maze-memory'"),
         ],
     )
     def test_bad_ids(self, name: str, message: str) -> None:
@@ -93,9 +99,15 @@ class TestProcgen:
         with pytest.raises(ConfigError, match=rf"env.options has '{option}'.*num_levels.*use_backgrounds"):
             make(config("procgen:coinrun", **{option: 1}), 1, 0)
 
-    def test_bad_option_type(self) -> None:
-        with pytest.raises(ConfigError, match=r"env.options.num_levels is 'many'.*takes a int"):
-            make(config("procgen:coinrun", num_levels="many"), 1, 0)
+    @pytest.mark.parametrize("value", ["many", 1.5, float("inf")])
+    def test_bad_option_type(self, value: Any) -> None:
+        with pytest.raises(ConfigError, match=rf"env.options.num_levels is '?{value}'?, .*takes a int"):
+            make(config("procgen:coinrun", num_levels=value), 1, 0)
+
+    def test_a_whole_float_is_an_integer(self) -> None:
+        spec = make_spec("CoinrunHard-v0", "coinrun")
+        checked = check_options({"num_levels": 1e3}, spec, "coinrun", reserved=frozenset())
+        assert checked == {"num_levels": 1000} and type(checked["num_levels"]) is int
 
     @pytest.mark.parametrize(
         ("name", "option", "value"),
@@ -120,7 +132,7 @@ class TestProcgen:
 
     def test_layout_is_the_channel_first_one_transposed(self) -> None:
         ours = make(config("procgen:coinrun-hard"), 2, 0)
-        theirs = make(config("envpool:CoinrunHard-v0"), 2, 0)
+        theirs = EnvPoolVectorEnv("CoinrunHard-v0", derive_seeds(0, 2), env_id="theirs", options={}, threads=1)
         a, b = ours.reset(), theirs.reset()
         for _ in range(20):
             assert b.shape == (2, 3, 64, 64) and np.array_equal(a, b.transpose(0, 2, 3, 1))

@@ -17,7 +17,7 @@ from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, EnvError
 from anybatch.presets import ppo
 from anybatch.runs.evaluation import evaluate, load_policy
 from anybatch.training import resume, train
@@ -121,3 +121,8 @@ def test_runs_train_resume_and_evaluate(encoder: str, tmp_path: Path) -> None:
         assert torch.equal(value, other.agent.state_dict()[name])
     assert len(evaluate(one, episodes=3).returns) == 3
     assert one.act(np.zeros((3, 12, 12, 3), np.uint8)) in (0, 1)
+    words = (
+        r"has shape \(12, 12, 3\), where its space says \(3, 12, 12, 3\); stack the last 3, oldest first \(env.frame"
+    )
+    with pytest.raises(EnvError, match=words):
+        one.act(np.zeros((12, 12, 3), np.uint8))

@@ -187,10 +187,60 @@ def test_numbers_are_checked_once_a_rollout() -> None:
     params[0, 2] = torch.nan  # the first one: the environment is not to blame
     games.check(observation, params, reward)
     masked = make(EnvConfig(id=environment_id(lambda num_envs: Entries(num_envs, observation_space=ENTRIES))), 2, 0)
-    rows = {"action_mask": torch.ones(2, 5, 3), "kind": torch.zeros(2, 5), "x": torch.zeros(2, 5, 1)}
+    rows = {"action_mask": torch.ones(2, 5, 3), "kind": torch.zeros(2, 5).long(), "x": torch.zeros(2, 5, 1)}
     rows["action_mask"][0, 4] = 0
     with pytest.raises(EnvError, match=r"action mask of environment 0 of .* allows nothing"):
         masked.check(rows, torch.zeros(2, 5, 3), torch.zeros(2, 5))  # type: ignore[attr-defined]
+
+
+IMAGE = spaces.Box(0, 255, (2,), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "message"),
+    [
+        (spaces.Discrete(3, start=2), [2, 4], [2, 5], r"environment 1 of .* is 5, where its space allows 2 to 4"),
+        (spaces.MultiDiscrete([2, 3]), [[1, 2], [0, 0]], [[1, 2], [2, 0]], r"is 2 at \[0\], .* 0 to 1"),
+        (spaces.MultiBinary(2), [[0, 1], [1, 0]], [[0, 1], [1, 256]], r"environment 1 of .* at \[1\], .* 0 to 1"),
+        (spaces.Box(0, 9, (2,), np.int16), [[0, 9], [5, 5]], [[0, 9], [-1, 5]], r"is -1 at \[0\], .* 0 to 9"),
+        (spaces.Box(1, 9, (1,), np.uint16), [[1], [9]], [[1], [0]], r"is 0 at \[0\], .* 1 to 9"),
+    ],
+)
+def test_integers_outside_of_their_space(space: Any, good: list[Any], bad: list[Any], message: str) -> None:
+    games, env = made(2, observation_space=space)
+    params, reward = torch.zeros(2, 3, 3), torch.zeros(2, 3)
+    env.observe = lambda: torch.tensor(good)  # type: ignore[method-assign]
+    fine = games.reset_tensors()
+    games.check(torch.stack([fine] * 3, dim=1), params, reward)  # type: ignore[list-item]
+    games.reset()
+    env.observe = lambda: torch.tensor(bad)  # type: ignore[method-assign]
+    wrong = games.reset_tensors()
+    with pytest.raises(EnvError, match=message):
+        games.check(torch.stack([fine, wrong, fine], dim=1), params, reward)  # type: ignore[list-item]
+    with pytest.raises(EnvError, match=message):
+        games.reset()
+
+
+def test_a_space_of_all_numbers_takes_no_wider_dtype() -> None:
+    games, env = made(2, observation_space=IMAGE)
+    env.observe = lambda: torch.tensor([[0, 255], [1, 2]])  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match=r"has dtype torch.int64, where its space says uint8"):
+        games.reset_tensors()
+    env.observe = lambda: torch.tensor([[False, True]] * 2)  # type: ignore[method-assign]
+    assert games.reset_tensors().tolist() == [[0, 1]] * 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("number", [0.5, 2, 256, float("nan")])
+def test_masks_are_1_or_0(number: float) -> None:
+    class Odd(Entries):
+        def observe(self) -> Any:
+            mask = torch.tensor([[1, 0, 1], [1, number, 0]])
+            return {**super().observe(), "action_mask": mask}
+
+    games = make(EnvConfig(id=environment_id(lambda num_envs: Odd(num_envs, observation_space=ENTRIES))), 2, 0)
+    rows = {key: x.unsqueeze(1) for key, x in games.reset_tensors().items()}  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"environment 1 of .*, entry 'action_mask', has a number other than 1 and 0"):
+        games.check(rows, torch.zeros(2, 1, 3), torch.zeros(2, 1))  # type: ignore[attr-defined]
 
 
 def test_an_object_has_its_number_and_is_not_closed() -> None:

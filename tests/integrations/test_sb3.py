@@ -131,11 +131,11 @@ def test_hand_worked_kl_loss_and_gradient() -> None:
 def test_kl_penalty_trains_without_clipping(env: str) -> None:
     """A large coefficient holds the policy at the average, whose components of an action count together."""
     kl = {}
-    for coefficient in (0.0, 100.0):
+    for coefficient in (1e-9, 100.0):
         one = model(PPOEWMA, env, kl_coefficient=coefficient, learning_rate=1e-2, clip_range=1e-9).learn(256)
         assert np.isfinite(one.logger.name_to_value["train/loss"])
         kl[coefficient] = one.logger.name_to_value["train/approx_kl"]
-    assert 0 < kl[100.0] < 0.5 * kl[0.0]
+    assert 0 < kl[100.0] < 0.5 * kl[1e-9]
 
 
 def test_parameters_are_flat() -> None:
@@ -155,7 +155,9 @@ def test_parameters_are_flat() -> None:
 
 def test_age_0_never_clips_and_is_the_importance_weighted_gradient() -> None:
     """The average of the last step alone is the policy itself: r = 1, and only theta/behav is left."""
-    one = model(center_of_mass=0.0, learning_rate=3e-3, normalize_advantage=False, ent_coef=0.0, vf_coef=0.0).learn(64)
+    one = model(center_of_mass=1e-12, learning_rate=3e-3, normalize_advantage=False, ent_coef=0.0, vf_coef=0.0).learn(
+        64
+    )
     assert one.logger.name_to_value["train/clip_fraction"] == 0
     assert one.logger.name_to_value["train/approx_kl_behavior"] > 0
     data = next(one.rollout_buffer.get(64))
@@ -221,13 +223,40 @@ def test_a_saved_model_goes_on_identically(tmp_path: Path) -> None:
     assert one.memory.normalizer.moments() == two.memory.normalizer.moments()
 
 
-def test_weights_of_ppo_start_the_average_anew() -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_weights_of_ppo_start_the_average_anew(exact: bool) -> None:
     theirs, mine = model(PPO).learn(64), model(PPOEWMA, seed=4).learn(64)
-    with pytest.raises(ValueError, match="memory"):
-        mine.set_parameters(theirs.get_parameters(), exact_match=True)
-    mine.set_parameters(theirs.get_parameters(), exact_match=False)
+    mine.set_parameters(theirs.get_parameters(), exact_match=exact)
     for name, x in mine.memory.proximal.module.state_dict().items():
         assert torch.equal(x, theirs.policy.state_dict()[name])
+    assert mine.get_parameters()["memory"]["terms"] == 1
+    with pytest.raises(ValueError, match="Names of parameters do not match"):
+        mine.set_parameters({"policy": theirs.get_parameters()["policy"]}, exact_match=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        (PPO, {}, {}),
+        (PPOEWMA, {"center_of_mass": None}, {"center_of_mass": 2.0}),
+        (PPOEWMA, {}, {"center_of_mass": None}),
+    ],
+)
+def test_a_model_saved_without_an_average_and_the_other_way(
+    kind: type[PPO], before: dict[str, Any], after: dict[str, Any], tmp_path: Path
+) -> None:
+    """The average starts at the saved weights, and moments are kept where there are some."""
+    saved = model(kind, **before).learn(64)
+    saved.save(tmp_path / "model.zip")
+    one = PPOEWMA.load(tmp_path / "model.zip", make_vec_env("CartPole-v1", n_envs=2, seed=1), device="cpu", **after)
+    assert one.center_of_mass == after.get("center_of_mass", 8.0)
+    if kind is PPOEWMA:
+        assert one.memory.normalizer.moments() == saved.memory.normalizer.moments()
+    if one.center_of_mass is not None:
+        for name, x in one.memory.proximal.module.state_dict().items():
+            assert torch.equal(x, saved.policy.state_dict()[name])
+        assert one.get_parameters()["memory"]["terms"] == 1
+    assert np.isfinite(one.learn(64).logger.name_to_value["train/loss"])
 
 
 def test_state_dependent_exploration() -> None:
@@ -247,7 +276,9 @@ def test_state_dependent_exploration() -> None:
         ({"clip_range": float("inf")}, "clip_range is inf"),
         ({"advantage_span": 0.5}, "advantage_span is 0.5"),
         ({"advantage_span": 2.0, "normalize_advantage": False}, "normalize_advantage is False"),
-        ({"max_importance_ratio": 0.0}, "max_importance_ratio is 0"),
+        ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be at least 1"),
+        ({"center_of_mass": 0.0}, "center_of_mass is 0, with which"),
+        ({"kl_coefficient": 0.0}, "kl_coefficient is 0.0, but must be a number above 0"),
         ({"kl_coefficient": -1.0}, "kl_coefficient is -1"),
         ({"kl_coefficient": 1.0, "center_of_mass": None}, "set a center_of_mass"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.config.schema import ModelConfig
-from anybatch.errors import ConfigError, EnvError
-from anybatch.models.encoder import DictEncoder, build_encoder, is_recordable
+from anybatch.errors import ConfigError, EnvError, Interrupted, UserCodeError
+from anybatch.models.encoder import DictEncoder, build_encoder, in_numpy, is_recordable
 from anybatch.models.images import image_layout, to_nchw
 from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.layers import fixed_weights
@@ -30,7 +31,7 @@ class Custom(nn.Module):
     def __init__(self, observation_space: gym.Space[Any], size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.layer = nn.Linear(5, size)
-        self.out_features = size
+        self.out_features = np.int64(size)
         self.scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -42,6 +43,22 @@ class Forgetful(nn.Module):
 
     def __init__(self, observation_space: gym.Space[Any]) -> None:
         super().__init__()
+
+
+class Wrong(nn.Module):
+    """A user's encoder whose forward pass, and its NumPy version, do something else."""
+
+    out_features = 3
+
+    def __init__(self, what: Any) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.what(x)
+
+    def in_numpy(self) -> Any:
+        return self.what
 
 
 NOT_A_MODULE = 3
@@ -217,6 +234,7 @@ def test_custom_encoder() -> None:
         ("mlp", {"width": 0}, r"model\.options width is 0"),
         ("mlp", {"depth": 1.5}, r"model\.options depth is 1\.5"),
         ("no.such.module:Thing", {}, r"model\.encoder is 'no\.such\.module:Thing', which cannot be imported"),
+        (".encoders:Thing", {}, r"model\.encoder is '\.encoders:Thing', but an import path must not begin with a dot"),
         (f"{__name__}:Missing", {}, r"cannot be imported: .*Missing"),
         (f"{__name__}:NOT_A_MODULE", {}, r"not a subclass of torch\.nn\.Module"),
         (f"{__name__}:Custom", {}, r"missing a required argument: 'size'"),
@@ -231,6 +249,35 @@ def test_custom_encoder() -> None:
 def test_mistakes_are_named(encoder: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(encoder, VECTOR, **options)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (nn.Linear(4, 3), "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (lambda x: sys.exit(0), "SystemExit: 0"),
+    ],
+)
+def test_exceptions_of_a_user_s_forward_pass_are_named(what: Any, message: str) -> None:
+    with pytest.raises(UserCodeError, match=f"^forward of the encoder Wrong raised {message}"):
+        encode(Wrong(what), torch.zeros(2, 5), "fp32")
+    with pytest.raises(UserCodeError, match=r"^the function from in_numpy of the encoder Wrong raised Zero"):
+        in_numpy(Wrong(lambda x: 1 / 0))(np.zeros((2, 5), np.float32))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("what", "got"), [(nn.Linear(5, 4), r"shape \(2, 4\)"), (lambda x: None, "None")])
+def test_features_of_another_number_are_named(what: Any, got: str) -> None:
+    message = rf"the encoder Wrong has out_features 3, but its forward returned {got}, where \(B, 3\) is expected"
+    with pytest.raises(ConfigError, match=message):
+        encode(Wrong(what), torch.zeros(2, 5), "fp32")
+
+
+def test_an_interrupt_is_no_error_of_an_encoder() -> None:
+    def interrupted(x: torch.Tensor) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        encode(Wrong(interrupted), torch.zeros(2, 5), "fp32")
 
 
 def test_dictionary_options_go_where_they_fit() -> None:

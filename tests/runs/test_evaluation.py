@@ -56,6 +56,24 @@ class Recording(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+
+class Drawing(Recording):
+    """Renders a frame, or raises it."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, frame: Any, render_mode: str | None = None) -> None:
+        super().__init__(BOX, spaces.Discrete(2))
+        self.frame, self.render_mode = frame, render_mode
+
+    def render(self) -> Any:
+        if isinstance(self.frame, BaseException):
+            raise self.frame
+        return self.frame
+
+
 def policy_of(observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **changes: Any) -> LoadedPolicy:
     config = ppo(lambda: Recording(observation_space, action_space), **SMALL, **changes)
     return initial_policy(config, seed=1, device="cpu")
@@ -607,15 +625,23 @@ def test_a_video_of_an_environment_that_is_passed_in(tmp_path: Path) -> None:
     assert record(policy, tmp_path / "x.gif", env=env, max_steps=3) == 4
 
 
-def test_a_renderer_that_is_not_installed_is_one_sentence(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def render(_: object) -> None:
-        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
-
-    monkeypatch.setattr(GymnasiumLoop, "render", render)
-    with pytest.raises(EnvError, match="Adjustable cannot be rendered: pygame is not installed"):
-        record(load_policy(run, device="cpu"), tmp_path / "x.gif")
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (gymnasium.error.DependencyNotInstalled("no pygame"), "Drawing cannot be rendered: no pygame"),
+        (SystemExit(0), "render of .*Drawing raised SystemExit: 0"),
+        (ValueError("wrong"), "render of .*Drawing raised ValueError: wrong"),
+        (np.zeros((0, 4, 3), np.uint8), r"render of .*Drawing returned an array \(0, 4, 3\)"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*Received the following error")
+def test_a_renderer_that_fails_is_one_sentence(frame: Any, message: str, vectorization: str, tmp_path: Path) -> None:
+    pytest.importorskip("imageio")
+    options = {"frame": frame} if vectorization == "sync" else {"frame": frame, "vectorization": vectorization}
+    config = EnvConfig(environment_id(Drawing), 1, options=options)
+    with pytest.raises(EnvError, match=message):
+        record(policy_of(BOX, spaces.Discrete(2)), tmp_path / "x.gif", env=config)
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -623,7 +649,7 @@ def test_the_command(number: int, run: Path, capsys: pytest.CaptureFixture[str])
     flags = ["--episodes", "3", "--num-envs", "1", "--max-steps", str(number)]
     assert main(["eval", str(run), *flags]) == 0
     # the environment ends an episode at every fourth step of its life, so with 3 at most the second one is complete
-    expected = {1: "nan +- nan (0 episodes, and 3 unfinished that do not count)", 3: "1.00 +- nan (1 episodes, and 2"}
+    expected = {1: "mean return: no episode was completed (3 unfinished)", 3: "mean return: 1.00 (1 episode, and 2"}
     assert expected[number] in capsys.readouterr().out
     assert main(["eval", str(run), "--seed", "-1"]) == 2
     assert "seed is -1" in capsys.readouterr().err

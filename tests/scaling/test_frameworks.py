@@ -141,10 +141,35 @@ def test_schedules() -> None:
         ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
         ({}, "trl", "policy.entropy_coefficient 0.01"),
         ({}, "rllib", "one learner"),
+        ({"proximal": "recent"}, "trl", "policy.proximal recent"),
+        ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "trl", "rollout.source delayed"),
+        ({"return_discount": 0.9, "bound": 3.0}, "sb3", "return_discount 0.9 and bound 3:"),
+        ({"observation.normalize": True, "observation.clip": 5.0}, "sb3", "clip 5:"),
+        ({"max_importance_ratio": 7.0}, "cleanrl", "policy.max_importance_ratio 7.0: not translated"),
+        ({"kl_target": 0.01, "kl_factor": 2.0}, "sb3", "optimizer.kl_factor 2.0: not translated"),
     ],
 )
 def test_what_has_no_counterpart(changes: dict[str, Any], framework: str, words: str) -> None:
     assert any(words in sentence for sentence in translate(ppo(**changes), framework).missing)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_fields_of_networks_and_environments_are_named_if_they_differ_from_the_defaults(framework: str) -> None:
+    changes: dict[str, Any] = {"frame_stack": 4, "bootstrap_truncated": False, "recurrent": "gru", "squash": True}
+    # without an effect, and so not named: model.recurrent_width without a recurrent layer
+    assert not any("not translated" in x for x in translate(ppo(recurrent_width=8), framework).missing)
+    last = translate(ppo(**changes, model_options={"width": 8}), framework).missing[-1]
+    assert last == (
+        "env.bootstrap_truncated false; env.frame_stack 4; model.options width 8; model.recurrent gru; "
+        "model.gaussian.squash true: not translated; choose their equivalents there"
+    )
+
+
+def test_one_sentence_for_advantages_that_are_not_normalised() -> None:
+    missing = translate(ppo_ewma(**{"advantage.normalize": False}), "rsl_rl").missing
+    assert [x for x in missing if "advantage.normalize" in x] == [
+        "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
+    ]
 
 
 def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:

@@ -26,8 +26,11 @@ PRESETS_IN_SHORT = "ppo, ppo-ewma, ppg, ppg-ewma; ppo-KIND or ppo-ewma-KIND with
 """The presets' names, for help pages."""
 PRESET = f"one of {', '.join(PRESETS)}, or the path of a config.yaml"
 """Allowed values of the first argument, in words."""
+_BOOLS = {"true": True, "false": False}
 _HELP_FLAGS = ("-h", "--help")
 _PAIRS = [name for name, kind in fields.types().items() if typing.get_origin(kind) is dict]
+_SEVERAL = [*_PAIRS, *(name for name, kind in fields.types().items() if typing.get_args(kind)[1:] == (...,))]
+"""Fields that take any number of words, of which a second flag would replace those of the first."""
 
 
 def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
@@ -50,13 +53,17 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     asked = [rest[index + 1 : index + 2] for index, word in enumerate(rest) if word in _HELP_FLAGS]
     if asked:
         _print_help("".join(asked[0]), page, kind, default, prog)
-    for name in (word[2:].partition("=")[0] for word in rest if word.startswith("--")):
-        if meaning := explain(name):
+    names = [word[2:].partition("=")[0] for word in rest if word.startswith("--")]
+    for name in names:
+        if name != "seed" and (meaning := explain(name)):  # that of others is an argument here too
             raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
         for pairs in (pairs for pairs in _PAIRS if name.startswith(f"{pairs}.")):
             raise ConfigError(
                 f"--{name} is not an option: give pairs, --{pairs} NAME VALUE, such as --{pairs} num_levels 500"
             )
+        times = [x.replace("-", "_") for x in names].count(field := name.replace("-", "_"))
+        if field in _SEVERAL and times > 1:
+            raise ConfigError(f"--{name} is given {times} times, but must be given once, with all its values")
     parsed = tyro.cli(kind, args=rest, prog=prog, default=default)
     return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
 
@@ -83,7 +90,8 @@ def _without_pairs(config: TrainConfig) -> TrainConfig:
 def _with_pairs_of(base: TrainConfig, config: TrainConfig) -> TrainConfig:
     """The parsed configuration with the options of its preset or file, where the command line has no other value."""
     for name in _PAIRS:
-        config = fields.replace(config, name, {**fields.get(base, name), **fields.get(config, name)})
+        given = {key: _BOOLS.get(str(value).lower(), value) for key, value in fields.get(config, name).items()}
+        config = fields.replace(config, name, {**fields.get(base, name), **given})
     return config
 
 

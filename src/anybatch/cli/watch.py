@@ -29,7 +29,7 @@ def main(
         episodes: Episodes to play.
         seed: Seed of environment and actions.
         fps: Frames per second.
-        max_steps: Length of the video in steps, after which no further episode is shown.
+        max_steps: Maximum length of the video in steps.
         best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
         trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
         quiet: Show no progress.

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -56,6 +56,32 @@ def call_step(step: Callable[[Any], Any], action: Any, env_id: str) -> tuple[Any
     raise EnvError(_step_sentence(env_id, what))
 
 
+def call_render(render: Callable[[], Any], env_id: str) -> Any:
+    """Render; returns the result. Raises EnvError if a package that draws is missing."""
+    with user_code(f"render of {env_id}"):
+        try:
+            return render()
+        except gymnasium.error.DependencyNotInstalled as error:  # pygame, for Gymnasium's own environments
+            raise EnvError(f"{env_id} cannot be rendered: {error}") from error
+
+
+def spaces_of(
+    env: Any, env_id: str, prefixes: Sequence[str] = ("",)
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Observation and action space of an environment: the first attributes that exist, with a prefix to their names.
+
+    Raises EnvError if one is missing.
+    """
+    found: list[gymnasium.Space[Any]] = []
+    for name in ("observation_space", "action_space"):
+        with user_code(f"{name} of {env_id}"):
+            spaces = [getattr(env, prefix + name, None) for prefix in prefixes]
+        found += [space for space in spaces if space is not None][:1]
+        if all(space is None for space in spaces):
+            raise EnvError(f"{env_id} has no {prefixes[0]}{name}: set it in the constructor.")
+    return found[0], found[1]
+
+
 def _is_gymnasium_s(error: BaseException) -> bool:
     """Whether a call in this module or in Gymnasium raised an error, and not the environment's own code."""
     frame = error.__traceback__
@@ -68,7 +94,9 @@ def _is_gymnasium_s(error: BaseException) -> bool:
 def warn_about_normalizers(env: Any, env_id: str) -> None:
     """Warn once if a wrapper around an environment, or around a vector of them, normalises by running statistics."""
     layers = list(_layers(env))
-    layers += _layers(getattr(layers[-1], "envs", [None])[0])
+    copies = getattr(layers[-1], "envs", None) if isinstance(layers[-1], gymnasium.vector.VectorEnv) else None
+    if isinstance(copies, list | tuple) and copies:
+        layers += _layers(copies[0])
     for layer in layers:
         names = {kind.__name__ for kind in type(layer).__mro__}
         for name, field in _NORMALIZERS.items():
@@ -82,9 +110,10 @@ def warn_about_normalizers(env: Any, env_id: str) -> None:
 
 def _layers(env: Any) -> Iterator[Any]:
     """An environment with wrappers, from the outside to the inside."""
-    while env is not None:
+    while isinstance(env, gymnasium.Wrapper | gymnasium.vector.VectorWrapper):
         yield env
-        env = getattr(env, "__dict__", {}).get("env")
+        env = env.env
+    yield env
 
 
 def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, Any, bool, bool, Any]:
@@ -142,6 +171,7 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._env_id = env_id
         self._index = index
         self._steps = 0
+        spaces_of(env, env_id)
         if multiprocessing.parent_process() is None:  # AsyncVectorEnv makes one in this process for its spaces
             warn_about_normalizers(env, env_id)
         else:
@@ -160,3 +190,6 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         if terminated or truncated:
             observation = copy.deepcopy(observation)
         return observation, reward, terminated, truncated, info
+
+    def render(self) -> Any:
+        return call_render(self.env.render, self._env_id)

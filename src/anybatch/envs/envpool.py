@@ -66,7 +66,8 @@ def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
     """
     pool = import_envpool()
     if task_id not in pool.list_all_envs():
-        close = difflib.get_close_matches(task_id, pool.list_all_envs(), n=3, cutoff=0.5)
+        others = [name for family, names in task_families().items() if family != "procgen" for name in names]
+        close = difflib.get_close_matches(task_id, others, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join('envpool:' + name for name in close)}?" if close else "."
         raise ConfigError(f"env.id is {env_id!r}, and EnvPool has no environment {task_id!r}{hint}")
     try:
@@ -88,6 +89,8 @@ def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserve
             value = bool(value)
         elif kind is float and type(value) is int:
             value = float(value)
+        elif kind is int and type(value) is float and value.is_integer():
+            value = int(value)  # 1e6 is an integer
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ConfigError(f"env.options.{name} is {shown(value)}, and {env_id} takes a {kind.__name__} there.")
         if kind is int and not (1 if name in _ENDS_THE_PROCESS else -(2**31)) <= value < 2**31:

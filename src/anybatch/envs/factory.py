@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -140,15 +141,23 @@ def _gym_suggestions(name: str) -> list[str]:
     """Ids that may have been meant by `name`."""
     if name in gymnasium.registry:
         return [f"gym:{name}"]
-    newest = [registered for registered in gymnasium.registry if registered.rpartition("-v")[0] == name]
-    if newest:
-        return [f"gym:{max(newest, key=lambda one: int(one.rpartition('-v')[2]))}"]
+    pattern = re.compile(rf"{re.escape(name)}-v(\d+)")
+    versions = [int(match[1]) for match in map(pattern.fullmatch, gymnasium.registry) if match]
+    if versions:
+        return [f"gym:{name}-v{max(versions)}"]
     namespace, _, task = name.rpartition("/")
-    suggestions = [f"envpool:{task}"] if task in _envpool_ids() else []
+    suggestions = [_pool_id(task)] if task in _envpool_ids() else []
     if namespace in _PACKAGES:
         return [f"gym:{_PACKAGES[namespace]}:{name}", *suggestions]
     close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.6)
     return [*suggestions, *(f"gym:{one}" for one in close)]
+
+
+def _pool_id(task: str) -> str:
+    """Our id of an EnvPool task."""
+    from anybatch.envs.procgen import name_of
+
+    return f"procgen:{name_of(task)}" if name_of(task) else f"envpool:{task}"
 
 
 def _envpool_ids() -> list[str]:
@@ -164,6 +173,8 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
     from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 
     env_id = f"envpool:{name}"
+    if _pool_id(name) != env_id:  # it would lack Procgen's defaults and unseen levels
+        raise ConfigError(f"env.id is {env_id!r}, but this environment is called {_pool_id(name)!r} here")
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
     return EnvPoolVectorEnv(
         name,

@@ -12,7 +12,7 @@ import numpy as np
 
 from anybatch.envs import snapshot
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
-from anybatch.envs.contract import call_reset, step_one, user_code, warn_about_normalizers
+from anybatch.envs.contract import call_render, call_reset, spaces_of, step_one, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, same_observations, take
 from anybatch.errors import EnvError, UserCodeError, shown
@@ -46,8 +46,7 @@ class GymnasiumLoop:
             undo.callback(self.close)
             for _ in range(num_envs):
                 self._envs.append(make_env())
-            _check_copies(self._envs, env_id)
-            native = self._envs[0].observation_space, self._envs[0].action_space
+            native = _common_spaces(self._envs, env_id)
             self._info_mask = InfoMask.of(action_mask, *native, env_id)
             self.native_spaces = (self._info_mask.space if self._info_mask else native[0], native[1])
             self._action_mask, self._mask = action_mask, mask_entry(action_mask, *self.native_spaces, env_id)
@@ -130,7 +129,7 @@ class GymnasiumLoop:
     def render(self) -> np.ndarray:
         """The frame of environment 0, or its image observation if it draws none."""
         if self._envs[0].render_mode == "rgb_array":
-            frame = self._envs[0].render()
+            frame = call_render(self._envs[0].render, self._env_id)
             if isinstance(frame, np.ndarray):
                 return frame
         return picture(self._last, self._env_id)
@@ -165,18 +164,26 @@ class GymnasiumLoop:
             ) from error
 
 
-def _check_copies(envs: Sequence[gymnasium.Env[Any, Any]], env_id: str) -> None:
-    """Raise EnvError if copies are the same object, or have other spaces than the first."""
+def _common_spaces(
+    envs: Sequence[gymnasium.Env[Any, Any]], env_id: str
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Observation and action space; raises EnvError if copies are the same object, or have other spaces."""
     if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
         raise EnvError(
             f"Copies of {env_id} are one object, or wrappers around one; make a new environment in each call."
         )
-    first = envs[0]
-    for index, env in enumerate(envs):
-        for name in ("observation_space", "action_space"):
-            same = same_observations if name == "observation_space" else operator.eq
-            if not same(getattr(env, name), getattr(first, name)):
+    first = spaces_of(envs[0], env_id)
+    for index, env in enumerate(envs[1:], start=1):
+        for name, same, one, other in zip(
+            ("observation_space", "action_space"),
+            (same_observations, operator.eq),
+            spaces_of(env, env_id),
+            first,
+            strict=True,
+        ):
+            if not same(one, other):
                 raise EnvError(
-                    f"The {name} of environment {index} of {env_id} is {shown(getattr(env, name))}, but that of "
-                    f"environment 0 is {shown(getattr(first, name))}: all copies must have the same spaces."
+                    f"The {name} of environment {index} of {env_id} is {shown(one)}, but that of environment 0 is "
+                    f"{shown(other)}: all copies must have the same spaces."
                 )
+    return first

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from anybatch.envs.base import EpisodeInfo, Observation, Steps
-from anybatch.envs.contract import call_reset, call_step, user_code, warn_about_normalizers
+from anybatch.envs.contract import call_render, call_reset, call_step, spaces_of, user_code, warn_about_normalizers
 from anybatch.envs.masks import InfoMask, mask_entry, warn_about_unused_mask
 from anybatch.envs.snapshot import custom_state, restore_custom_state
 from anybatch.envs.spaces import Actions, Observations, check_reward, picture, take
@@ -54,13 +54,13 @@ class GymnasiumVector:
         with contextlib.ExitStack() as undo:
             undo.callback(env.close)
             self._same_step = _autoreset_mode(env, env_id) == AutoresetMode.SAME_STEP
-            native = env.single_observation_space, env.single_action_space
+            native = spaces_of(env, env_id, ("single_",))
             self._info_mask = InfoMask.of(action_mask, *native, env_id)
             self._masks = np.ones((self.num_envs, self._info_mask.size if self._info_mask else 0), np.float32)
             self.native_spaces = (self._info_mask.space if self._info_mask else native[0], native[1])
             self._action_mask, self._mask = action_mask, mask_entry(action_mask, *self.native_spaces, env_id)
             self._observations = Observations(self.native_spaces[0], env_id, self._mask)
-            self._actions = Actions(env.single_action_space, env_id)
+            self._actions = Actions(native[1], env_id)
             undo.pop_all()
         warn_about_normalizers(env, env_id)
         if self._same_step and type(env) is SyncVectorEnv:
@@ -135,7 +135,7 @@ class GymnasiumVector:
     def render(self) -> np.ndarray:
         """The frame of environment 0, or its image observation if it draws none."""
         if self._env.render_mode == "rgb_array":
-            frames = self._call(self._env.render)
+            frames = self._call(lambda: call_render(self._env.render, self._env_id))
             if frames is not None:
                 return np.asarray(frames[0])
         return picture(self._last, self._env_id)

@@ -59,6 +59,11 @@ def list_procgen() -> list[str]:
     return [f"{game}-{mode}" for game in GAMES for mode in modes(game)]
 
 
+def name_of(task_id: str) -> str:
+    """GAME-MODE of an EnvPool id; empty if it is none of Procgen."""
+    return {_task_id(game, mode): f"{game}-{mode}" for game in GAMES for mode in MODES}.get(task_id, "")
+
+
 def make_procgen(
     name: str,
     seeds: Sequence[int],

@@ -228,7 +228,15 @@ class Observations:
             dimensions = _dimensions(self._entry(raw, leaf))
         except UnfitError as error:
             raise self._error(error, name, None) from error
-        one = dimensions == len(leaf.native.shape or ())
+        shape = leaf.native.shape or ()
+        if dimensions < len(shape):
+            given = np.shape(self._entry(raw, leaf))
+            hint = f"; stack the last {shape[0]}, oldest first (env.frame_stack)" if given == shape[1:] else ""
+            entry = f", entry '{name}'," if self._is_dict else ""
+            raise EnvError(
+                f"The observation of {self._env_id}{entry} has shape {given}, where its space says {shape}{hint}."
+            )
+        one = dimensions == len(shape)
         if one:
             batch = self.empty(1)
             self.put(batch, 0, raw)

@@ -16,7 +16,7 @@ from torch import Tensor
 from anybatch.config.masks import ActionMask
 from anybatch.envs.base import Observation as ArrayObservation
 from anybatch.envs.base import Steps
-from anybatch.envs.contract import user_code
+from anybatch.envs.contract import call_render, spaces_of, user_code
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.snapshot import custom_state, restore_custom_state
 from anybatch.envs.spaces import Actions, Observations, UnfitError, check_reward, picture
@@ -76,8 +76,8 @@ class TensorSteps:
 class TensorObservations(Observations):
     """Checks and converts the tensors of observations, on their device.
 
-    :meth:`wrong` finds numbers that are not finite and masks that allow nothing, for many steps at once. Bounds of
-    integers are not checked.
+    :meth:`wrong` finds numbers that are not finite, integers outside of their space and masks that allow nothing, for
+    many steps at once.
     """
 
     def tensors(self, raw: Any, count: int) -> Observation:
@@ -93,11 +93,18 @@ class TensorObservations(Observations):
                     raise UnfitError(
                         f"has shape {tuple(x.shape)}, where its space says {(count, *(leaf.native.shape or ()))}"
                     )
-                if x.is_floating_point() and leaf.dtype.kind != "f" and not is_mask:
+                dtype, is_float = _torch_dtype(leaf.dtype), leaf.dtype.kind == "f"
+                narrower = not is_float and not x.is_floating_point() and _is_narrower(dtype, x.dtype)
+                if (x.is_floating_point() and not is_float and not is_mask) or (narrower and leaf.unbounded):
                     raise UnfitError(f"has dtype {x.dtype}, where its space says {leaf.dtype}")
             except UnfitError as error:
                 raise self._error(error, name, None) from error
-            x = x.detach().to(_torch_dtype(leaf.dtype))
+            x = x.detach()
+            if is_mask and x.dtype not in (dtype, torch.bool):
+                x = torch.where((x == 0) | (x == 1), x, 2)  # a half would become 0; wrong() finds 2
+            elif narrower:  # what is outside stays outside
+                x = _comparable(x).clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+            x = x.to(dtype)
             x = x.flatten(1) if is_mask else x
             result[name] = x if leaf.start is None else x - torch.as_tensor(leaf.start, device=x.device)
         return result if self._is_dict else result["None"]
@@ -111,7 +118,27 @@ class TensorObservations(Observations):
                 wrong_entries.append(~torch.isfinite(x))
             elif self._mask is not None and isinstance(leaf.space, ActionMask):
                 wrong_entries += [~part.bool().any(-1) for part in x.split(list(self._mask.sizes), dim=-1)]
+                wrong_entries.append((x != 0) & (x != 1))
+            elif leaf.bounds is not None and not leaf.unbounded:
+                bounds = (np.asarray(bound) - (0 if leaf.start is None else leaf.start) for bound in leaf.bounds)
+                low, high = (torch.as_tensor(bound.astype(np.int64), device=x.device) for bound in bounds)
+                x = _comparable(x)
+                wrong_entries.append((x < low) | (x > high))
         return wrong_entries
+
+    def check_integers(self, observation: ArrayObservation) -> None:
+        """Raise EnvError if a row (N, ...) has integers outside of their space, or a mask that is not 1 and 0."""
+        for name, leaf in self._leaves.items():
+            array = observation[name] if isinstance(observation, dict) else observation
+            try:
+                if isinstance(leaf.space, ActionMask):
+                    wrong = ((array != 0) & (array != 1)).any(axis=1)
+                    if wrong.any():
+                        raise UnfitError("has a number other than 1 and 0", int(wrong.argmax()))
+                elif leaf.dtype.kind != "f":
+                    leaf.convert(array if leaf.start is None else array + leaf.start, (len(array),), copy=False)
+            except UnfitError as error:
+                raise self._error(error, name, error.row) from error
 
 
 class TensorActions(Actions):
@@ -125,9 +152,17 @@ class TensorActions(Actions):
         return action.clone() if start is None else action + torch.as_tensor(start, device=action.device)
 
 
-def _single(env: Any, name: str) -> gymnasium.Space[Any]:
-    space: gymnasium.Space[Any] = getattr(env, f"single_{name}", None) or getattr(env, name)
-    return space
+@functools.cache
+def _is_narrower(dtype: torch.dtype, other: torch.dtype) -> bool:
+    """Whether an integer dtype lacks numbers of another one."""
+    if other == torch.bool or dtype == torch.bool:
+        return False
+    return torch.iinfo(dtype).min > torch.iinfo(other).min or torch.iinfo(dtype).max < torch.iinfo(other).max
+
+
+def _comparable(x: Tensor) -> Tensor:
+    """The tensor in int64 if PyTorch cannot compare its dtype."""
+    return x.long() if x.dtype in (torch.uint16, torch.uint32, torch.uint64) else x
 
 
 @functools.cache
@@ -166,8 +201,7 @@ class TensorVectorEnv:
         self.device = torch.device(env.device)
         self.env_id = env_id
         self._env, self._owned = env, owned
-        observation_space, action_space = _single(env, "observation_space"), _single(env, "action_space")
-        self.native_spaces = observation_space, action_space
+        self.native_spaces = observation_space, action_space = spaces_of(env, env_id, ("single_", ""))
         mask = mask_entry(action_mask, observation_space, action_space, env_id)
         self._observations = TensorObservations(observation_space, env_id, mask)
         self._actions = TensorActions(action_space, env_id)
@@ -231,14 +265,14 @@ class TensorVectorEnv:
         """Check a rollout's numbers, in one wait for the device, and name the first wrong one.
 
         Args:
-            observation: (N, T, ...) acted on; masks must allow something.
+            observation: (N, T, ...) acted on; integers must be in their space, and masks must allow something.
             params: (N, T, P) of the policy; nothing is raised if they were wrong first.
             reward: (N, T).
             moments: (N, ...) of the raw observations, where ``observation`` is normalised: clipping hides infinity.
             wrong_last: (N, T) bool, the step ended an episode whose last observation is needed and not finite.
 
         Raises:
-            EnvError: one is not finite, or a mask allows nothing.
+            EnvError: one is not finite or outside of its space, or a mask allows nothing.
         """
         entries = self._observations.wrong(observation)
         last = torch.zeros_like(reward, dtype=torch.bool) if wrong_last is None else wrong_last
@@ -259,6 +293,7 @@ class TensorVectorEnv:
             self._blame(raw)
             rows = map_observation(lambda x: x[:, t].cpu().numpy(), observation)
             self._observations.check_finite(rows)
+            self._observations.check_integers(rows)
             self._observations.check_masks(rows)
 
     def _blame(self, finite: Tensor) -> None:
@@ -303,7 +338,7 @@ class TensorVectorEnv:
     def render(self) -> np.ndarray:
         """The result of the environment's method ``render()``, or its image observation."""
         render = getattr(self._env, "render", None)
-        frame = render() if callable(render) else None
+        frame = call_render(render, self.env_id) if callable(render) else None
         if frame is None:
             return picture(self._last, self.env_id)
         frame = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
@@ -317,6 +352,7 @@ class TensorVectorEnv:
     def _arrays(self, observation: Observation, env_index: np.ndarray | None = None) -> ArrayObservation:
         arrays = map_observation(lambda x: x.detach().cpu().numpy().copy(), observation)
         self._observations.check_finite(arrays, env_index)
+        self._observations.check_integers(arrays)
         return arrays
 
     def _check_vector(self, name: str, x: Any) -> None:

@@ -72,11 +72,11 @@ class PPOEWMA(PPO):
 
         Args:
             *args: those of ``rsl_rl.algorithms.PPO``.
-            center_of_mass: centre of mass of the proximal EWMA in gradient steps, beta/(1-beta), at least 0; None
-                clips around the behaviour policy, which is PPO.
+            center_of_mass: centre of mass of the proximal EWMA in gradient steps, beta/(1-beta), above 0; None clips
+                around the behaviour policy, which is PPO.
             advantage_span: effective sample size of the advantage moments in iterations, 2/(1-beta)-1; 1 is the
                 current iteration alone.
-            max_importance_ratio: cap on pi_theta/pi_behav.
+            max_importance_ratio: cap on pi_theta/pi_behav, at least 1.
             use_clipped_value_loss: rsl_rl's own, but off by default: how fast values move would depend on the batch.
             **kwargs: those of ``rsl_rl.algorithms.PPO``.
 
@@ -304,9 +304,14 @@ class PPOEWMA(PPO):
 def _check(center_of_mass: float | None, advantage_span: float, max_importance_ratio: float) -> None:
     if center_of_mass is not None:
         check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
+    if center_of_mass == 0:
+        raise ConfigError(
+            "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a number "
+            "above 0, or None"
+        )
     check_number("advantage_span", advantage_span, of="iterations", at_least=1)
-    if not max_importance_ratio > 0:
-        raise ConfigError(f"max_importance_ratio is {max_importance_ratio}, but must be above 0")
+    if not max_importance_ratio >= 1:
+        raise ConfigError(f"max_importance_ratio is {max_importance_ratio}, but must be at least 1")
 
 
 def _moments(advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -30,6 +30,7 @@ try:
     from stable_baselines3.common.buffers import RolloutBuffer
     from stable_baselines3.common.distributions import Distribution, kl_divergence
     from stable_baselines3.common.policies import ActorCriticPolicy
+    from stable_baselines3.common.save_util import load_from_zip_file
     from stable_baselines3.common.type_aliases import RolloutBufferSamples
     from stable_baselines3.common.utils import explained_variance
 except ModuleNotFoundError as error:
@@ -53,8 +54,6 @@ class Memory:
         self.normalizer = AdvantageNormalizer(span)
         self.device = policy.device
         """Device of the policy."""
-        self.loaded = False
-        """Whether the last ``set_parameters`` brought a saved state."""
 
     def distribution(self, data: RolloutBufferSamples) -> Distribution | None:
         """pi_prox(.|s) of B samples, without gradient; None without an average."""
@@ -89,20 +88,34 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
         """Restore what :meth:`state_dict` gave, or, if not ``strict``, the part of it that is there.
 
+        Without a saved average it starts at the policy as it is now; with an empty state the moments start anew, too.
+
         Raises:
             RuntimeError: ``strict``, and names are missing or unknown.
         """
+        if not state:
+            self.restart()
+            return
         current = self.state_dict()
-        if strict and state.keys() != current.keys():
-            names = ", ".join(sorted(state.keys() ^ current.keys())[:5])
-            raise RuntimeError(f"the state of PPO-EWMA and the saved one differ in {names}")
+        differing = state.keys() ^ current.keys()
+        one_has_none = strict and _has_average(state) != _has_average(current)  # center_of_mass None
+        if one_has_none:
+            differing = {name for name in differing if name.startswith("advantages.")}
+        if strict and differing:
+            raise RuntimeError(f"the state of PPO-EWMA and the saved one differ in {', '.join(sorted(differing)[:5])}")
+        if one_has_none and self.proximal is not None:
+            self.proximal.reset()
+            current = self.state_dict()
         state = {name: state.get(name, x) for name, x in current.items()}
         if self.proximal is not None:
             module = {name.removeprefix("proximal."): x for name, x in state.items() if name.startswith("proximal.")}
             self.proximal.load_state_dict({"module": module, "terms": round(float(state["terms"]))})
         moments = {name.removeprefix("advantages."): x for name, x in state.items() if name.startswith("advantages.")}
         self.normalizer.load_state_dict({name: x.cpu() for name, x in moments.items()})
-        self.loaded = True
+
+
+def _has_average(state: Mapping[str, Tensor]) -> bool:
+    return any(not name.startswith("advantages.") for name in state)
 
 
 class PPOEWMA(PPO):
@@ -112,7 +125,7 @@ class PPOEWMA(PPO):
     :meth:`train` differs: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of the
     weights (section 4, appendix A), or L^KLPEN_decoupled penalises the KL from it, and advantages are normalised by
     moments over iterations (section 4, third adjustment), never over a minibatch. A saved model keeps the average and
-    the moments.
+    the moments, and ``load`` also takes a model of Stable-Baselines3's PPO.
 
     ``anybatch scale ppo-ewma --for sb3 --divide-batch-by 8`` prints the arguments for another batch size.
     """
@@ -131,13 +144,13 @@ class PPOEWMA(PPO):
 
         Args:
             *args: those of ``stable_baselines3.PPO``.
-            center_of_mass: centre of mass of the proximal EWMA in gradient steps, beta/(1-beta), at least 0; None
-                clips around the behaviour policy, which is PPO.
+            center_of_mass: centre of mass of the proximal EWMA in gradient steps, beta/(1-beta), above 0; None clips
+                around the behaviour policy, which is PPO.
             advantage_span: effective sample size of the advantage moments in iterations, 2/(1-beta)-1; 1 is the
                 current iteration alone.
-            max_importance_ratio: cap on pi_theta/pi_behav.
-            kl_coefficient: beta of L^KLPEN_decoupled, whose KL[prox, theta] is exact, in place of clipping; None clips
-                with ``clip_range``.
+            max_importance_ratio: cap on pi_theta/pi_behav, at least 1.
+            kl_coefficient: beta of L^KLPEN_decoupled, above 0, whose KL[prox, theta] is exact, in place of clipping;
+                None clips with ``clip_range``.
             _init_setup_model: Stable-Baselines3's own; False leaves the networks to ``load``.
             **kwargs: those of ``stable_baselines3.PPO``.
 
@@ -167,16 +180,21 @@ class PPOEWMA(PPO):
         age, samples = self.center_of_mass, self.n_steps * self.n_envs
         if age is not None:
             check_number("center_of_mass", age, of="gradient steps", at_least=0)
+        if age == 0:
+            raise ConfigError(
+                "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
+                "number above 0, or None"
+            )
         check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
         if self.advantage_span > 1 and not self.normalize_advantage:
             raise ConfigError(
                 f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it without "
                 "use; set normalize_advantage True or advantage_span 1"
             )
-        if not self.max_importance_ratio > 0:
-            raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be above 0")
-        if self.kl_coefficient is not None and not 0 <= self.kl_coefficient < math.inf:
-            raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be at least 0, or None to clip")
+        if not self.max_importance_ratio >= 1:
+            raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be at least 1")
+        if self.kl_coefficient is not None and not 0 < self.kl_coefficient < math.inf:
+            raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be a number above 0, or None to clip")
         if self.kl_coefficient is not None and age is None:
             raise ConfigError(
                 "kl_coefficient is set, but center_of_mass None leaves the behaviour policy as the proximal one, whose "
@@ -286,11 +304,13 @@ class PPOEWMA(PPO):
         return float(self.clip_range(self._current_progress_remaining))
 
     def set_parameters(self, load_path_or_dict: Any, exact_match: bool = True, device: Any = "auto") -> None:
-        """Stable-Baselines3's own; without a saved average (``exact_match=False``) it starts at the new weights."""
-        self.memory.loaded = False
-        super().set_parameters(load_path_or_dict, exact_match=exact_match, device=device)
-        if not self.memory.loaded:
-            self.memory.restart()
+        """Stable-Baselines3's own, also with parameters of its PPO: the average then starts at the new weights."""
+        parameters = load_path_or_dict
+        if not isinstance(parameters, dict):
+            _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
+        memory = parameters.get("memory", {})  # loaded last, as the average may start at the policy's weights
+        others = {name: x for name, x in parameters.items() if name != "memory"}
+        super().set_parameters({**others, "memory": memory}, exact_match=exact_match, device=device)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "memory"]

@@ -20,7 +20,7 @@ from anybatch.models.impala import ImpalaEncoder
 from anybatch.models.layers import ArrayFunction, declared
 from anybatch.models.mlp import MlpEncoder
 from anybatch.models.nature import NatureEncoder, SmallConvEncoder
-from anybatch.models.precision import as_float32, full_precision
+from anybatch.models.precision import as_float32, full_precision, named
 
 _BUILT_IN: dict[str, type[nn.Module]] = {
     "impala": ImpalaEncoder,
@@ -82,9 +82,11 @@ def in_numpy(encoder: nn.Module) -> ArrayFunction | None:
         return None
     make: Callable[[], ArrayFunction | None] = encoder.in_numpy  # type: ignore[assignment]
     if callable(make) and not inspect.signature(make).parameters:
-        function = make()
-        if function is None or callable(function):
-            return function
+        function = named(encoder, "in_numpy", make)()
+        if function is None:
+            return None
+        if callable(function):
+            return named(encoder, "the function from in_numpy", function)
     raise ConfigError(
         f"in_numpy of the encoder {type(encoder).__name__} must be a method without arguments that returns a function "
         "of observations, the forward pass on arrays."
@@ -153,6 +155,8 @@ def _check_options(options: Mapping[str, Scalar], allowed: set[str]) -> None:
 
 def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping[str, Scalar]) -> nn.Module:
     module_name, _, class_name = path.partition(":")
+    if module_name.startswith("."):
+        raise ConfigError(f"model.encoder is {path!r}, but an import path must not begin with a dot.")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"model.encoder is {path!r}, but {module_name} belongs to Python's standard library.")
     try:
@@ -176,7 +180,7 @@ def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping
         encoder: nn.Module = encoder_class(observation_space, **options)
     except BaseException as error:
         raise user_code_error(error, f"building model.encoder {path!r}") from error
-    if not isinstance(getattr(encoder, "out_features", None), int):
+    if not isinstance(getattr(encoder, "out_features", None), int | np.integer):
         raise ConfigError(f"model.encoder is {path!r}, which lacks the integer attribute out_features.")
     if not hasattr(encoder, "low_precision"):
         encoder.low_precision = image_layout(observation_space) is not None  # type: ignore[assignment]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown, user_code_error
 from anybatch.observations import Inputs, Sequences, leaves
 
 
@@ -69,14 +69,43 @@ def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"
 
 
 def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "bf16"]) -> Tensor:
-    """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set."""
+    """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set.
+
+    Raises UserCodeError if an encoder of the user fails, and ConfigError if its features are not (B, out_features).
+    """
     if precision == "fp32" or not getattr(encoder, "low_precision", False):
-        return as_float32(encoder(observation))
+        return as_float32(_features(encoder, observation))
     # Without the cache of cast weights: each weight is used once here, and functional weights must not be mixed up.
     device = observation.device if isinstance(observation, Sequences) else leaves(observation)[0].device
     with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
-        features = encoder(observation)
+        features = _features(encoder, observation)
     return as_float32(features)
+
+
+def _features(encoder: nn.Module, observation: Inputs) -> Tensor:
+    features: Tensor = named(encoder, "forward", encoder)(observation)
+    expected = encoder.out_features
+    if not isinstance(features, Tensor) or features.shape[-1] != expected:
+        got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else shown(features)
+        raise ConfigError(
+            f"the encoder {type(encoder).__name__} has out_features {expected}, but its forward returned {got}, where "
+            f"(B, {expected}) is expected"
+        )
+    return features
+
+
+def named(encoder: nn.Module, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, a method of the encoder, with UserCodeError for what it raises if the encoder is the user's."""
+    if type(encoder).__module__.partition(".")[0] == "anybatch":
+        return call
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except BaseException as error:
+            raise user_code_error(error, f"{method} of the encoder {type(encoder).__name__}") from error
+
+    return guarded
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:

@@ -140,8 +140,12 @@ class Evaluation:
 
     def __str__(self) -> str:
         """``mean +- standard error (episodes)``, and the number of unfinished ones if there are any."""
+        count = len(self.returns)
+        if not count:
+            return f"no episode was completed ({self.unfinished} unfinished)"
+        error = f" +- {self.standard_error:.2f}" if count > 1 else ""
         unfinished = f", and {self.unfinished} unfinished that do not count" if self.unfinished else ""
-        return f"{self.mean:.2f} +- {self.standard_error:.2f} ({len(self.returns)} episodes{unfinished})"
+        return f"{self.mean:.2f}{error} ({count} episode{'s' if count > 1 else ''}{unfinished})"
 
 
 def load_policy(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.error import DependencyNotInstalled
 
 from anybatch.config.validation import check_integer
 from anybatch.envs.base import VectorEnv, close_env
@@ -100,9 +99,8 @@ def _write(video: Path, frames: list[Any], fps: int, imageio: Any) -> None:
 
 def _frame(env: VectorEnv, env_id: str) -> np.ndarray:
     """The current picture, enlarged by a whole factor to at least 256 pixels a side."""
-    try:
-        frame = env.render()
-    except DependencyNotInstalled as error:  # pygame, for Gymnasium's own environments
-        raise EnvError(f"{env_id} cannot be rendered: {error}") from error
+    frame = env.render()
+    if frame.ndim not in (2, 3) or not frame.size:
+        raise EnvError(f"render of {env_id} returned an array {frame.shape}, where (height, width, 3) is expected.")
     factor = max(1, -(-_SMALLEST_SIDE // min(frame.shape[:2])))
     return frame.repeat(factor, axis=0).repeat(factor, axis=1)

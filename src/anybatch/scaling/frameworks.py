@@ -1,4 +1,4 @@
-"""Translation of a configuration into another framework's arguments, with a sentence for each missing counterpart.
+"""Translation of a configuration into another framework's arguments, with sentences about missing counterparts.
 
 The tests type the result into Stable-Baselines3's ``PPO`` (or our subclass of it), TorchRL's classes, rsl_rl's runner
 and TRL's ``GRPOConfig``; the names of CleanRL's ``ppo.py`` and RLlib's ``PPOConfig`` (new API stack) were checked by
@@ -8,12 +8,21 @@ reading.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from anybatch.config import fields
+from anybatch.config.effects import without_effect
 from anybatch.config.frameworks.rows import Code, Row
 from anybatch.config.frameworks.tables import FRAMEWORKS
 from anybatch.config.schema import TrainConfig
+
+_PLAIN = TrainConfig()
+_OTHERS = (
+    *("model.", "env.frame_stack", "env.action_mask", "env.bootstrap_truncated"),
+    *("policy.max_importance_ratio", "policy.importance", "optimizer.kl_factor"),
+)
+"""Sections and fields that no table translates, or few."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,8 @@ class Translation:
     arguments: dict[str, object]
     """Arguments of all calls, as values that JSON and YAML know."""
     missing: list[str]
-    """One sentence for each thing that has no counterpart."""
+    """Sentences about fields without a counterpart. Fields of networks and environments are among them if they differ
+    from the defaults."""
 
     def __str__(self) -> str:
         return self.text
@@ -53,7 +63,26 @@ def translate(config: TrainConfig, framework: str) -> Translation:
         for name, value in values.items():
             arguments.setdefault(name, _plain(value))  # the collector's environment is that of the call before
     missing = list(table.notes(config))
+    named = {row.field for rows in table.calls.values() for row in rows if row.when(config)}
+    if others := _others(config, lambda name: name in named or any(name in sentence for sentence in missing)):
+        missing.append(f"{'; '.join(others)}: not translated; choose their equivalents there")
     return Translation("\n".join([*lines, *(f"# {sentence}" for sentence in missing)]), arguments, missing)
+
+
+def _others(config: TrainConfig, is_named: Callable[[str], bool]) -> list[str]:
+    """Fields among ``_OTHERS`` that have an effect and differ from the defaults, with their values."""
+    differing = [x for x in fields.names() if x.startswith(_OTHERS) and fields.get(config, x) != fields.get(_PLAIN, x)]
+    return [
+        f"{name} {_plainly(fields.get(config, name))}"
+        for name in differing
+        if not is_named(name) and not without_effect(config, [name])
+    ]
+
+
+def _plainly(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {x}" for name, x in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(config: TrainConfig, row: Row) -> object:

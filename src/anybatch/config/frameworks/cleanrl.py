@@ -8,6 +8,7 @@ from anybatch.config.frameworks.common import (
     ITERATION,
     MINIBATCHES,
     NO_VALUE_CLIPPING,
+    SEED,
     TWICE,
     describe_optimizer,
     is_linear,
@@ -45,6 +46,11 @@ _ARGUMENTS = (
 _KNOWN = (
     Row("batch_size", meaning=ITERATION),
     Row("minibatch_size", meaning=MINIBATCHES),
+    Row("seed", meaning=SEED),
+    Row("torch_deterministic", meaning="not needed here, convolutions are always deterministic"),
+    Row("cuda", "device"),
+    Row("track", "log.wandb"),
+    Row("capture_video", meaning="not used here, anybatch watch records a video after training"),
 )
 
 TABLE = Framework("CleanRL", {"python cleanrl/ppo.py": _ARGUMENTS}, _notes, _KNOWN, flags=True)

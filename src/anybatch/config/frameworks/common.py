@@ -12,6 +12,7 @@ ITERATIONS = f"total_env_steps / ({ITERATION})"
 ACCUMULATED = "optimizer.minibatches * gradient_accumulation_steps"
 TWICE = "twice optimizer.value_coefficient"
 MINIBATCHES = "optimizer.minibatches = env.num_envs * rollout.steps / {name}"
+SEED = "the argument seed of train, not a field of the configuration"
 NO_VALUE_CLIPPING = "not used here, values are never clipped"
 
 
@@ -65,7 +66,10 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
 
 
 def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Iterator[str]:
-    """Yield a sentence for each rule beyond the paper that the framework does not have, but for ``counterparts``."""
+    """Yield a sentence for stale data, and for each rule beyond the paper, that the framework does not have.
+
+    ``counterparts`` are the rules that it has.
+    """
     policy, optimizer = config.policy, config.optimizer
     sentences = {
         "epoch_window": (optimizer.epoch_window != 1, "all passes over a sample are made at once"),
@@ -76,6 +80,8 @@ def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Ite
     for name, (used, instead) in sentences.items():
         if used and name not in counterparts:
             yield f"optimizer.{name} {getattr(optimizer, name)}: no counterpart; {instead}"
+    if config.stale:
+        yield f"rollout.source {config.rollout.source.kind}: no counterpart; it samples and trains in turns"
     if policy.second_moment is not None:
         yield f"policy.second_moment {policy.second_moment:g}: no counterpart; no sample is left out"
     if policy.interpolated:
@@ -112,15 +118,19 @@ def ppo_notes(
         yield f"policy.kl_coefficient {policy.kl_coefficient:g}: no counterpart; {clipping} limits the policy instead"
     if config.advantage.normalize and normalization:
         yield f"advantage.span {config.advantage.span:g}: no counterpart; {normalization}"
-    if not config.advantage.normalize and always:
+    if not config.advantage.normalize and always and normalization:
         yield f"advantage.normalize false: no counterpart; {normalization}"
     if optimizer.value_epochs != optimizer.policy_epochs:
         yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; the value takes policy_epochs too"
     if config.aux.enabled:
         yield "aux (the auxiliary phase of PPG): no counterpart"
-    if config.stale:
-        yield f"rollout.source {config.rollout.source.kind}: no counterpart; it samples and trains in turns"
     if config.reward.normalize:
-        yield "reward.normalize: wrap the environments (VecNormalize, NormalizeReward, a connector)"
+        yield (
+            f"reward.normalize, with return_discount {config.reward.return_discount:g} and bound "
+            f"{config.reward.bound:g}: wrap the environments (VecNormalize, NormalizeReward, a connector)"
+        )
     if config.observation.normalize:
-        yield "observation.normalize: wrap the environments (VecNormalize, NormalizeObservation, a connector)"
+        yield (
+            f"observation.normalize, with clip {config.observation.clip:g}: wrap the environments (VecNormalize, "
+            "NormalizeObservation, a connector)"
+        )

@@ -43,7 +43,7 @@ def _step(config: TrainConfig) -> object:
 
 _ENV = (
     Row("num_env_runners num_workers", "", lambda config: 1, "a factor of env.num_envs"),
-    Row("num_envs_per_env_runner num_envs_per_worker", "env.num_envs"),
+    Row("num_envs_per_env_runner num_envs_per_worker", "env.num_envs", meaning="env.num_envs / num_env_runners"),
     Row("rollout_fragment_length", "rollout.steps"),
 )
 _PPO = (
@@ -61,6 +61,9 @@ _PPO = (
     Row("vf_clip_param", "", lambda config: math.inf, NO_VALUE_CLIPPING),
     Row("grad_clip", "optimizer.max_grad_norm"),
 )
-_KNOWN = (Row("kl_target", meaning="not used here, policy.kl_coefficient is constant"),)
+_KNOWN = (
+    Row("kl_target", meaning="not used here, policy.kl_coefficient is constant"),
+    Row("use_critic", meaning="always true here"),
+)
 
 TABLE = Framework("RLlib", {"config.env_runners": _ENV, "config.training": _PPO}, _notes, _KNOWN)

@@ -72,6 +72,10 @@ _PPO = (
     Row("advantage_span", "advantage.span", when=_uses_ppo_ewma),
     Row("max_importance_ratio", "policy.max_importance_ratio", when=_uses_ppo_ewma),
 )
-_KNOWN = (Row("num_envs", "env.num_envs"),)
+_KNOWN = (
+    Row("num_envs", "env.num_envs"),
+    Row("empirical_normalization", "observation.normalize"),
+    Row("init_noise_std", meaning="exp(model.gaussian.log_std)"),
+)
 
 TABLE = Framework("rsl_rl", {"runner = dict": _RUNNER, "algorithm = dict": _PPO}, _notes, _KNOWN)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from anybatch.config.frameworks.common import (
     MINIBATCHES,
     NO_VALUE_CLIPPING,
+    SEED,
     exact_kl,
     has_ewma,
     is_adam,
@@ -89,7 +90,7 @@ _PPO = (
         when=has_ewma,
     ),
     Row("max_importance_ratio", "policy.max_importance_ratio", when=has_ewma),
-    Row("policy_kwargs", "model.options", _optimizer),
+    Row("policy_kwargs", "", _optimizer, "model.options"),
 )
 _KNOWN = (
     Row("total_timesteps", "total_env_steps"),
@@ -99,6 +100,10 @@ _KNOWN = (
     Row("norm_obs", "observation.normalize"),
     Row("clip_obs", "observation.clip"),
     Row("clip_range_vf", meaning=NO_VALUE_CLIPPING),
+    Row("seed", meaning=SEED),
+    Row("use_sde sde_sample_freq", meaning="not available here, noise is drawn anew in every step"),
+    Row("stats_window_size", meaning="always 100 episodes here"),
+    Row("verbose", meaning="the argument quiet of train, not a field of the configuration"),
 )
 
 TABLE = Framework(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from anybatch.config.frameworks.common import (
     ACCUMULATED,
+    MINIBATCHES,
     NO_VALUE_CLIPPING,
     TWICE,
     beyond_notes,
@@ -36,6 +37,8 @@ def _notes(config: TrainConfig) -> Iterator[str]:
             f"policy.center_of_mass: pass center_of_mass={policy.center_of_mass:.7g} to "
             "anybatch.integrations.trl.DecoupledGRPOTrainer; in TRL's own, epsilon clips around the sampling policy"
         )
+    elif policy.proximal == "recent":
+        yield "policy.proximal recent: no counterpart; epsilon clips around the sampling policy"
     elif policy.objective == "kl":
         yield (
             f"policy.kl_coefficient {policy.kl_coefficient:g} to the sampling policy: no counterpart; beta is for the "
@@ -46,7 +49,10 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         "per_device_train_batch_size x steps_per_generation x devices the iteration batch; both count completions, so "
         "divide your values by the same factor instead of copying a number"
     )
-    yield "env.num_envs, rollout.steps, GAE, the value function and the auxiliary phase: no counterpart"
+    yield (
+        "env.num_envs, rollout.steps, observation.normalize, reward.normalize, GAE, the value function and the "
+        "auxiliary phase: no counterpart"
+    )
     if config.advantage.normalize:
         yield (
             f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
@@ -90,6 +96,11 @@ _KNOWN = (
     Row("lam", "advantage.gae_lambda"),
     Row("vf_coef", meaning=TWICE),
     Row("cliprange_value", meaning=NO_VALUE_CLIPPING),
+    Row("epsilon_high", meaning="not available here, policy.clip is the same on both sides"),
+    Row("num_generations", meaning="not used here, advantages come from a value function"),
+    Row("per_device_train_batch_size", meaning=MINIBATCHES),
+    Row("gradient_accumulation_steps", meaning="not needed here, micro_batch limits the memory of a gradient step"),
+    Row("num_train_epochs", meaning="not used here, total_env_steps is the length of a run"),
 )
 
 TABLE = Framework("TRL", {"GRPOConfig": _ARGUMENTS}, _notes, _KNOWN)
