@@ -235,7 +235,7 @@ def train(
         changes: how ``config`` was scaled from another batch size; written to the run folder.
         init_from: a run folder whose weights, statistics, optimiser and proximal policy are the start, also at another
             batch; ``config`` stays as it is (:func:`anybatch.scaling.rescale` of that run's configuration fits). A
-            message says what is taken over, see :mod:`anybatch.runs.initial`.
+            message says what is taken over, see :mod:`anybatch.runs.initial`. config.yaml records the folder.
 
     Raises:
         CheckpointError: ``init_from`` is no run folder, or has other spaces or networks.

@@ -105,8 +105,8 @@ def main(arguments: list[str]) -> int:
     repeats = [preset] == given_preset and preset not in PRESETS
     recorded = read_yaml(Path(preset).expanduser()) if repeats else {}
     seed = check_integer("seed", recorded.get("seed", 0), at_least=0) if parsed.seed is None else parsed.seed
-    if "init_from" in recorded and parsed.init_from is None and launcher_rank() == 0:
-        start = recorded["init_from"]
+    start = recorded.get("init_from")
+    if start is not None and parsed.init_from is None and launcher_rank() == 0:
         print(
             f"{preset} is of a run that began from {start}, and this one begins from scratch: --init-from "
             f"{shlex.quote(str(start))} repeats that run",
@@ -120,7 +120,9 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--go-on needs --out, the folder of the run to continue")
         return finish(train_or_resume(config, parsed.out, seed, **keywords))
     with joined_process_group():
-        out = parsed.out or on_main(lambda: _new_folder(preset, config, seed))
+        if parsed.out is not None:
+            return finish(train(config, parsed.out, seed, **keywords))
+        out = on_main(lambda: _new_folder(preset, config, seed))
         try:
             return finish(train(config, out, seed, **keywords))
         finally:
