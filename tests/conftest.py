@@ -12,6 +12,7 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # for the user's key, which marks run folders; not that of this user
 
 import random
+import signal
 
 import hypothesis
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in background jobs
 multiprocessing.get_start_method()  # settles the platform's own, which TorchRL's import would make the slow 'spawn'
 hypothesis.settings.register_profile("anybatch", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("anybatch")

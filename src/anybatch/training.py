@@ -14,7 +14,7 @@ from torch import Tensor
 from anybatch.advantages import gae
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.callbacks.callback import Callback
-from anybatch.callbacks.calls import Callbacks, check_callbacks
+from anybatch.callbacks.calls import Callbacks, list_of_callbacks
 from anybatch.callbacks.configured import callbacks_of
 from anybatch.callbacks.context import RunContext
 from anybatch.config.schema import TrainConfig
@@ -43,10 +43,10 @@ from anybatch.minibatches import Batch
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
-from anybatch.runs.checkpoint import must_fit
-from anybatch.runs.files import SEGMENTS
+from anybatch.runs.checkpoint import check_newest, must_fit
+from anybatch.runs.files import CHECKPOINTS, SEGMENTS
 from anybatch.runs.initial import start_from
-from anybatch.runs.owned import owned
+from anybatch.runs.owned import checked_folder, owned
 from anybatch.runs.resharding import restore
 from anybatch.runs.run import Run, create_run, open_run, read_config
 from anybatch.sampling.rollout import Rollout, Sampled
@@ -238,7 +238,7 @@ def train(
         changes: how ``config`` was scaled from another batch size; written to the run folder.
         init_from: a run folder whose weights, statistics, optimiser and proximal policy are the start, also at another
             batch; ``config`` stays as it is (:func:`anybatch.scaling.rescale` of that run's configuration fits). A
-            message says what is taken over, see :mod:`anybatch.runs.initial`.
+            message says what is taken over, see :mod:`anybatch.runs.initial`. config.yaml records the folder.
 
     Raises:
         CheckpointError: ``init_from`` is no run folder, or has other spaces or networks.
@@ -249,12 +249,13 @@ def train(
     """
     validate(config)
     seed = check_integer("seed", seed, at_least=0)
-    check_callbacks(callbacks)
-    folder = Path(out).expanduser()
+    callbacks = callbacks_of(config, callbacks)
+    folder = checked_folder("out", out)
+    source = None if init_from is None else checked_folder("init_from", init_from)
     components = build(config, seed, segments=folder / SEGMENTS)
     with _closing(components), owned(folder):
-        sentences = [] if init_from is None else start_from(Path(init_from).expanduser(), components)
-        run = create_run(folder, config, seed, quiet=quiet, changes=changes)
+        sentences = [] if source is None else start_from(source, components)
+        run = create_run(folder, config, seed, quiet=quiet, changes=changes, init_from=source)
         try:
             for sentence in sentences:
                 run.message(sentence)
@@ -299,8 +300,8 @@ def resume(
         ConfigError: ``total_env_steps`` is not above the steps done.
         EnvError, DivergenceError, WorkerError: as for :func:`train`.
     """
-    check_callbacks(callbacks)
-    folder = Path(run_dir).expanduser()
+    callbacks = list_of_callbacks(callbacks)
+    folder = checked_folder("run_dir", run_dir)
     on_main(lambda: read_config(folder))  # so that no folder is made where there is no run
     with owned(folder):
         run, content = open_run(folder, env=env, total_env_steps=total_env_steps, trust_code=trust_code, quiet=quiet)
@@ -313,6 +314,7 @@ def resume(
 
 def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed: bool) -> TrainResult:
     validate(run.config)
+    callbacks = callbacks_of(run.config, callbacks)
     # environments that start new episodes must not replay the levels of the run's beginning
     components = build(run.config, run.seed, env_stream=run.iteration, segments=run.folder / SEGMENTS)
     with _closing(components):
@@ -321,10 +323,11 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
             lost = restore(components.stateful, content, rank(), envs_per_worker(run.config.env.num_envs, world_size()))
             lost += hooks.load_state_dict(content["run"].get("callbacks", {}))
         _prepare_auxiliary_phase(run, components)  # files of another size are changed only now
-        for sentence in lost if run.iteration else ():  # at the very beginning nothing can be lost
+        for sentence in lost if run.iteration and not run.finished else ():  # else nothing can be lost
             run.message(sentence)
+        run.open_logs()  # only now, when the checkpoint is known to fit
         if changed:
-            run.write_config()  # only now, when the checkpoint is known to fit
+            run.write_config()
         return _run(run, components, hooks)
 
 
@@ -346,7 +349,7 @@ def _closing(components: Components) -> Iterator[None]:
 
 def _hooks(run: Run, components: Components, callbacks: Sequence[Callback], *, resumed: bool) -> Callbacks:
     context = RunContext(run, components, resumed=resumed)
-    return Callbacks([*callbacks_of(run.config), *callbacks], run, context)
+    return Callbacks(callbacks, run, context)
 
 
 def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
@@ -362,6 +365,7 @@ def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
         with hooks.running():
             if run.iteration == 0:  # so that a run stopped in its first iteration can be resumed
                 run.save(components.stateful)
+                on_main(lambda: check_newest(run.folder / CHECKPOINTS))
             training_loop(run, components)
             if components.auxiliary and run.finished:
                 components.auxiliary.store.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,16 @@ def test_what_is_no_callback_is_refused_before_anything_is_made(tmp_path: Path) 
     for wrong, words in ((Recorder, "the class Recorder"), (print, "<built-in function print>")):
         with pytest.raises(ConfigError, match=f"callbacks has {words}, but must hold objects"):
             train(small(), tmp_path / "run", 0, [wrong], quiet=True)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match=r"callbacks is <.*Recorder.*>, but must be a list of callbacks"):
+        train(small(), tmp_path / "run", 0, Recorder(), quiet=True)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+def test_callbacks_of_a_generator_are_called(tmp_path: Path) -> None:
+    recorders = [Recorder(), Recorder()]
+    train(small(1), tmp_path / "run", 0, (x for x in recorders[:1]), quiet=True)  # type: ignore[arg-type]
+    resume(tmp_path / "run", callbacks=reversed(recorders[1:]), total_env_steps=64, quiet=True)  # type: ignore[arg-type]
+    assert [recorder.calls[-1] for recorder in recorders] == ["end True None"] * 2
 
 
 # ---------------------------------------------------------------- stop
@@ -257,9 +267,46 @@ def test_a_callback_that_is_gone_or_new_is_told(tmp_path: Path, capsys: pytest.C
     ]
 
 
+def test_a_new_callback_may_make_its_state_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Late(Callback):
+        def start(self, run: RunContext) -> None:
+            self.seen = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+    train(small(1), tmp_path / "run", quiet=True)
+    resume(tmp_path / "run", callbacks=[Late()], total_env_steps=2 * ITERATION, quiet=True)
+    assert "the callback Late starts anew" in capsys.readouterr().err
+    assert content(tmp_path / "run")["run"]["callbacks"] == {"Late": {"seen": 0}}
+
+
+class Named(dict[str, int]):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+def test_state_of_every_allowed_type_is_loaded_again(tmp_path: Path) -> None:
+    state = {
+        "dictionaries": [{"a": {1: 2.5}}, OrderedDict(a=1), Counter("aab")],
+        "tensors": (torch.ones(2), torch.nn.Parameter(torch.zeros(1))),
+        "plain": [None, True, 2**63 - 1, 1 - 2**63, 0.5, "text"],
+    }
+    given = type("Given", (Callback,), {"state_dict": lambda self: state})
+    train(small(1), tmp_path / "run", 0, [given()], quiet=True)
+    assert same(content(tmp_path / "run")["run"]["callbacks"]["Given"], state)
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
+        ({"x": defaultdict(int)}, "state_dict() of the callback Odd, x is a collections.defaultdict, but must be"),
+        ({"x": Named(a=1)}, f"state_dict() of the callback Odd, x is a {__name__}.Named, but must be"),
+        ({"x": torch.ones(1).as_subclass(Marked)}, f"state_dict() of the callback Odd, x is a {__name__}.Marked"),
+        ({"x": 2**63}, "state_dict() of the callback Odd, x is 9223372036854775808, but integers must have at most"),
         ({"x": np.float64(1)}, "state_dict() of the callback Odd, x is a numpy.float64"),
         ({"x": [{"y": {1}}]}, "state_dict() of the callback Odd, x, y is a set"),
         ({2.5: 1}, "state_dict() of the callback Odd has the key 2.5"),

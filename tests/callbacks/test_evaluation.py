@@ -9,17 +9,18 @@ import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
-from anybatch.callbacks import Callback, KeepBest, RunContext, StopAt
+from anybatch.callbacks import Callback, KeepBest, PeriodicEvaluation, RunContext, StopAt
 from anybatch.cli.main import main
 from anybatch.config.io import override
-from anybatch.config.schema import TrainConfig
+from anybatch.config.schema import EvalConfig, TrainConfig
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.runs import checkpoint
@@ -27,7 +28,7 @@ from anybatch.runs.build import stream_seed
 from anybatch.runs.evaluation import LoadedPolicy, evaluate, load_policy
 from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
-from callbacks.test_calls import same, stop_at
+from callbacks.test_calls import Does, same, stop_at
 
 ITERATION = 4 * 8
 EVERY, EPISODES = 50, 3
@@ -37,6 +38,8 @@ class Noisy(gymnasium.Env[np.ndarray, int]):
     """An environment that draws from the global generators; episodes of 3 steps with a reward of 1 each."""
 
     made: Iterator[int] = count()
+    open: ClassVar[set[int]] = set()
+    """Numbers of those that are not closed."""
     interrupt_at: int | None = None
     """Number of the environment that receives two signals in its second step."""
 
@@ -44,6 +47,10 @@ class Noisy(gymnasium.Env[np.ndarray, int]):
         self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
         self.number = next(self.made)
+        self.open.add(self.number)
+
+    def close(self) -> None:
+        self.open.discard(self.number)
 
     def observe(self) -> np.ndarray:
         return np.array([np.random.uniform(-1, 1), random.uniform(-1, 1)], np.float32)
@@ -64,6 +71,7 @@ class Noisy(gymnasium.Env[np.ndarray, int]):
 def begin() -> None:
     """Let the next run begin as others did."""
     Noisy.made = count()
+    Noisy.open.clear()
     random.seed(1)
     np.random.seed(1)
 
@@ -229,8 +237,17 @@ def test_an_evaluation_that_is_interrupted_is_repeated(tmp_path: Path) -> None:
     run = checkpoint.load_newest(out / "checkpoints")[0]["run"]
     assert run["iteration"] == 2 and run["row"] is not None  # the work of the iteration is kept
     assert read_progress(out / "progress.csv")["iteration"] == [1]
+    assert not Noisy.open  # those of training, too, whose calls have ended
     resume(out, quiet=True)
     assert columns(out) == columns(whole)
+    times = {name: x for name, x in run["row"].items() if "second" in name}  # measured before the evaluation
+    assert times["env_steps_per_second"] == pytest.approx(ITERATION / (run["row"]["seconds"] - first_seconds(out)), 0.1)
+    assert times == {name: read_progress(out / "progress.csv")[name][1] for name in times}
+    assert times["seconds_sampling"] > 0
+
+
+def first_seconds(out: Path) -> float:
+    return read_progress(out / "progress.csv")["seconds"][0]
 
 
 def test_evaluation_can_begin_and_end_with_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,14 +296,17 @@ def test_there_is_no_best_policy_without_evaluation(tmp_path: Path) -> None:
         load_policy(tmp_path / "run", best=True)
 
 
+class Given(Callback):
+    """Numbers of the column score."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = iter(values)
+
+    def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
+        row["score"] = next(self.values)
+
+
 def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    class Given(Callback):
-        def __init__(self, *values: float) -> None:
-            self.values = iter(values)
-
-        def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
-            row["score"] = next(self.values)
-
     config, out = override(VARIANTS["cartpole"], {"total_env_steps": 2 * ITERATION}), tmp_path / "run"
     train(config, out, 0, [Given(1.0, math.nan), KeepBest("score")], quiet=True)
     path = out / "checkpoints" / "best.ckpt"
@@ -298,11 +318,41 @@ def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: 
     path.write_bytes(path.read_bytes()[:-1])
     capsys.readouterr()
     resume(out, callbacks=[Given(-5.0), KeepBest("score")], total_env_steps=7 * ITERATION, quiet=True)
-    assert "the best policy is not kept any more" in capsys.readouterr().err
+    assert "the best policy so far is lost" in capsys.readouterr().err
     assert checkpoint.load(path)["iteration"] == 7
+    resume(out, callbacks=[Given(9.0), KeepBest("score")], total_env_steps=8 * ITERATION, quiet=True)
+    # 9 says nothing about another column, whose values are fractions
+    resume(out, callbacks=[Given(0.0), KeepBest("clip_fraction")], total_env_steps=9 * ITERATION, quiet=True)
+    assert f"{path} has the best policy by the column score: the next" in capsys.readouterr().err
+    assert checkpoint.load(path)["column"] == "clip_fraction"
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(ConfigError, match="there is no column 'skore'; there are iteration, env_steps"):
         train(config, tmp_path / "typo", 0, [KeepBest("skore")], quiet=True)
+
+
+def test_one_callback_keeps_the_best_policy(tmp_path: Path) -> None:
+    config = evaluating(VARIANTS["cartpole"])
+    for callbacks in ([KeepBest("entropy")], [KeepBest("entropy"), KeepBest("clip_fraction")]):
+        with pytest.raises(ConfigError, match=r"two KeepBest, .* checkpoints/best\.ckpt: give one, and set eval\.keep"):
+            train(config, tmp_path / "run", 0, callbacks, quiet=True)
+    assert not (tmp_path / "run").exists()
+    train(override(config, {"eval.keep_best": False}), tmp_path / "run", 0, [KeepBest("entropy")], quiet=True)
+    assert checkpoint.load(tmp_path / "run/checkpoints/best.ckpt")["column"] == "entropy"
+    file = tmp_path / "run/config.yaml"
+    file.write_text(file.read_text().replace("keep_best: false", "keep_best: true"))
+    with pytest.raises(ConfigError, match="two KeepBest"):
+        resume(tmp_path / "run", callbacks=[KeepBest("entropy")], quiet=True)
+
+
+def test_the_same_callbacks_serve_several_runs(tmp_path: Path) -> None:
+    settings = EvalConfig(every=ITERATION, episodes=1)
+    periodic, best = PeriodicEvaluation(settings), KeepBest("score")
+    config = override(VARIANTS["cartpole"], {"total_env_steps": 2 * ITERATION})
+    for seed, values in enumerate([(7.0, 8.0), (1.0, 0.0)]):  # the second run's are below all of the first
+        out = tmp_path / str(seed)
+        train(config, out, seed, [Given(*values), best, periodic], quiet=True)
+        assert checkpoint.load(out / "checkpoints/best.ckpt")["value"] == max(values)
+        assert all(map(math.isfinite, read_progress(out / "progress.csv")["eval_return"]))
 
 
 def test_training_ends_at_a_return(tmp_path: Path) -> None:
@@ -310,6 +360,9 @@ def test_training_ends_at_a_return(tmp_path: Path) -> None:
     result = train(config, tmp_path / "run", quiet=True)
     assert (result.stopped, result.env_steps) == ("eval_return is 3, at least 3", 2 * ITERATION)
     assert train(override(config, {"eval.stop_at": 3.1}), tmp_path / "on", quiet=True).stopped is None
+    tensor = Does(lambda run, row: row.update(score=torch.tensor([5.0])), 1)
+    scored = train(VARIANTS["cartpole"], tmp_path / "tensor", 0, [tensor, StopAt(3, "score")], quiet=True)
+    assert scored.stopped == "score is 5, at least 3"
     early = [StopAt(2.5, "mean_episode_return")]
     assert train(VARIANTS["global generators"], tmp_path / "early", 0, early, quiet=True).env_steps == ITERATION
 

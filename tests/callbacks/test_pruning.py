@@ -11,7 +11,7 @@ from anybatch.errors import ConfigError
 from anybatch.presets import ppo
 from anybatch.runs.checkpoint import load_newest
 from anybatch.runs.progress import read_progress
-from anybatch.training import train
+from anybatch.training import resume, train
 from callbacks.test_calls import Recorder
 
 optuna = pytest.importorskip("optuna")
@@ -52,6 +52,10 @@ def test_a_trial_that_does_not_learn_is_pruned(tmp_path: Path) -> None:
     run = load_newest(tmp_path / "1" / "checkpoints")[0]["run"]  # ended in order
     assert run["env_steps"] == bad.last_step and run["stopped"].startswith("Optuna has pruned trial 1: eval_return is ")
     assert all(recorder.calls[-1] == "end True None" for recorder in recorders)
+    with pytest.raises(optuna.TrialPruned, match="Optuna has pruned trial 1: eval_return is "):
+        resume(tmp_path / "1", callbacks=[OptunaPruning(optuna.trial.FixedTrial({}, number=1))], quiet=True)
+    longer = [OptunaPruning(optuna.trial.FixedTrial({}, number=1))]  # whose reports are never pruned
+    assert resume(tmp_path / "1", callbacks=longer, total_env_steps=13 * 256, quiet=True).stopped is None
 
 
 def test_a_column_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import yaml
 
 from anybatch.cli.configured import parse
 from anybatch.cli.main import main
-from anybatch.cli.train import Arguments
+from anybatch.cli.train import Arguments, _new_folder
 from anybatch.errors import ConfigError
+from anybatch.presets import ppo
 from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import read_config
@@ -98,6 +99,35 @@ def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "total_env_steps is 100" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "before"),
+    [
+        (["train", "ppo", *CARTPOLE, "--out", ""], "--out"),
+        (["train", "ppo", *CARTPOLE, "--out="], "--out="),
+        (["train", "--init-from", "", *CARTPOLE], "--init-from"),
+        (["doctor", ""], "doctor"),
+    ],
+)
+def test_an_empty_word_is_not_the_current_folder(
+    command: list[str], before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"anybatch: the word after {before} is empty: is it a variable that is not set?\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_default_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = ppo("gym:CartPole-v1")
+    names = [_new_folder("ppo", config, 0).name for _ in range(3)]  # of runs that start together
+    assert names == ["ppo-CartPole-v1-seed0", "ppo-CartPole-v1-seed0-2", "ppo-CartPole-v1-seed0-3"]
+    assert main(["train", "ppo", *CARTPOLE]) == 0
+    assert (tmp_path / "runs" / "ppo-CartPole-v1-seed0-4" / "config.yaml").is_file()
+    assert main(["train", "ppo", *CARTPOLE, "--env.id", "gym:None-v0"]) == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 4  # a run that cannot begin leaves none
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", [["--help"], ["scale", "--help"], ["reproduce", "list"]])
 def test_a_reader_that_closes_the_output(command: list[str], unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +161,8 @@ def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "2",
     ]
     assert main(["train", "ppo", *short, "--total-env-steps", "32", "--out=~/run", "--quiet"]) == 0
+    assert main(["doctor", "~/run"]) == 0
+    assert read_progress(Path("~/run/progress.csv"))["iteration"] == [1]
     assert (tmp_path / "run" / "config.yaml").is_file()
     assert resume("~/run", total_env_steps=64, quiet=True).env_steps == 64
 

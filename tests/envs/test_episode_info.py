@@ -97,6 +97,15 @@ def test_hand_worked_means(kind: str, tmp_path: Path) -> None:
     assert columns["episodes"] == [4, 8, 12]
 
 
+def test_the_training_environment_by_its_id_keeps_the_keys(tmp_path: Path) -> None:
+    name = f"{__name__}:Counted"
+    train(small(name, "square"), tmp_path / "run", quiet=True)
+    policy = load_policy(tmp_path / "run")
+    squares = [[1.0, 1.0, 4.0, 4.0]] * 2  # of 2 episodes in each of 2 environments
+    assert [sorted(evaluate(policy, env, 4).info["square"]) for env in (None, name)] == squares
+    assert evaluate(policy, f"{__name__}:same_step", 4).info == {}  # another environment has its own
+
+
 def test_the_mean_is_of_the_last_100_episodes_and_is_resumed(tmp_path: Path) -> None:
     config = small(Counted, "square", total_env_steps=16 * 40)
     train(config, tmp_path / "whole", quiet=True)

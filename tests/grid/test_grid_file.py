@@ -59,6 +59,14 @@ def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
     assert jobs == [Job(config, seed) for seed in (0, 1, 2)]
 
 
+def test_home_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "config.yaml", to_yaml(ppo("gym:Pendulum-v1"), anybatch="0", seed=3))
+    for name, base in (("a", "~/config.yaml"), ("b", "config.yaml")):
+        write(tmp_path / f"{name}.yaml", f"base: {base}\n")
+        assert main(["grid", f"~/{name}.yaml", "--launcher", "print", "--out", str(tmp_path / name)]) == 0
+
+
 def test_command_prints_each_finding_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +88,10 @@ def test_command_prints_each_finding_once(
         ("base: ppo\nset: {num_env: 3}", "did you mean num_envs"),
         ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
         ("base: ppo\nseeds: [-1]", "seeds is"),
+        ("base: ppo\nseeds: [true, 1]", "seeds is [True, 1]"),
+        ("base: ppo\nset: {clip: 0.1, 1: 2}", "set: 1 is not a field of the configuration; names are text"),
+        ("base: ppo\nvary: {1: [2]}", "1=2: 1 is not a field of the configuration"),
+        ("base: ppo\nvariants: {a: {null: 2}}", "a: None is not a field of the configuration"),
         ("base: ppo\nset: [1]", "set must hold names and values"),
         ("base: [", "is not YAML"),
         ("base: [ppo]", "base is ['ppo'], but must be one of"),
@@ -96,9 +108,12 @@ def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
 
 def test_the_command_asks_for_an_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = str(write(tmp_path / "grid.yaml", "base: ppo\nvariants: {a: {}, b: {env.id: gym:CartPole-v1}}\n"))
-    assert main(["grid", file, "--launcher", "print"]) == 2
-    assert "env.id is missing: set an environment" in capsys.readouterr().err
-    for number, text in enumerate(["base: ppo\nset: {env: {id: gym:CartPole-v1}}\n", GRID]):
+    section = str(write(tmp_path / "section.yaml", "base: ppo\nset: {env: {num_envs: 8}}\n"))
+    for without in (file, section):
+        assert main(["grid", without, "--launcher", "print"]) == 2
+        assert "env.id is missing: set an environment" in capsys.readouterr().err
+    short = "base: ppo\nset: {id: gym:CartPole-v1}\n"
+    for number, text in enumerate(["base: ppo\nset: {env: {id: gym:CartPole-v1}}\n", short, GRID]):
         file = str(write(tmp_path / f"{number}.yaml", text))
         assert main(["grid", file, "--launcher", "print", "--out", str(tmp_path / str(number))]) == 0
 

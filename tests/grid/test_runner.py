@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import anybatch.grid.runner as grid
@@ -131,12 +132,22 @@ def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(sc
     assert len(run_grid([(small(), 0), Job(small(), 0, "again")], tmp_path, quiet=True).outcomes) == 1
     for jobs, words in (
         ([], "no jobs"),
-        ([(small(), -1)], "seed is -1"),
+        *(([(small(), seed)], f"seed is {seed!r}, but must be an integer") for seed in (-1, "1", True, 1.5)),
         ([(small(minibatches=3), 0)], "minibatches 3"),
     ):
         with pytest.raises(ConfigError, match=words):
-            run_grid(jobs, tmp_path / "other", quiet=True)
+            run_grid(jobs, tmp_path / "other", quiet=True)  # type: ignore[arg-type]
+    for wrong in ({"processes": 1.5}, {"processes": 0}, {"restarts": None}, {"restarts": -1}):
+        with pytest.raises(ConfigError, match=r"(processes|restarts) is .*, but must be an integer of at least"):
+            run_grid([(small(), 0)], tmp_path / "other", quiet=True, **wrong)  # type: ignore[arg-type]
     assert not (tmp_path / "other").exists()
+
+
+def test_numpy_seeds_and_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    outcomes = plan([(small(), seed) for seed in np.arange(2)], "~/grid")
+    assert outcomes[1].folder == tmp_path / "grid" / Job(small(), 1).folder_name
+    assert [type(outcome.job.seed) for outcome in outcomes] == [int, int]
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -231,6 +242,7 @@ def test_train_or_resume_whatever_is_there(tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path / "early")
     shutil.rmtree(tmp_path / "early" / "checkpoints")
     assert train_or_resume(config, tmp_path / "early", 3, quiet=True).env_steps == 64
+    assert len((tmp_path / "early" / "progress-lost.csv").read_text().splitlines()) == 1 + 4  # the rows of before
     assert finished(tmp_path / "late", config) and finished(tmp_path / "early", config)
 
 

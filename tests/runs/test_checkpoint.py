@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from anybatch.errors import CheckpointError
+from anybatch.config.io import override
+from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
+from anybatch.training import train
+from small_runs import tiny_ppo
 
 
 def content(number: int = 0) -> dict[str, Any]:
@@ -194,3 +200,66 @@ def test_saving_below_a_damaged_checkpoint_keeps_what_was_saved(tmp_path: Path) 
     # resumed from 8, with keep_checkpoints 1 by now
     saved = checkpoint.save(tmp_path, 9, content(9), keep=1)
     assert saved.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [saved.name, f"{damaged.name}.damaged"]
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let the next reading of a file fail."""
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_read_that_fails_is_no_damage(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for iteration in (1, 2):
+        checkpoint.save(tmp_path, iteration, content(iteration), keep=2)
+    failing(monkeypatch, number)
+    with pytest.raises(CheckpointError, match=r"000002.ckpt cannot be read: .*; try again, or remove the file"):
+        checkpoint.load_newest(tmp_path)
+    assert equal(checkpoint.load_newest(tmp_path)[0], content(2))
+
+
+def test_a_run_in_progress_may_delete_what_was_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint.save(tmp_path, 1, content(1), keep=1)
+    read = Path.read_bytes
+
+    def next_one(path: Path) -> bytes:
+        monkeypatch.setattr(Path, "read_bytes", read)
+        checkpoint.save(tmp_path, 2, content(2), keep=1)
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", next_one)
+    found, passed_over = checkpoint.load_newest(tmp_path)
+    assert equal(found, content(2)) and passed_over == []
+
+
+class Remembering(nn.Module):
+    """An encoder with a NumPy array in its state."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__()
+        self.out_features = 4
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        features: torch.Tensor = self.layer(observation.float())
+        return features
+
+    def get_extra_state(self) -> Any:
+        return {"seen": np.zeros(2)}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_an_encoder_whose_state_cannot_be_loaded_is_refused_before_training(tmp_path: Path) -> None:
+    config = override(tiny_ppo(), {"model": {"encoder": f"{__name__}:Remembering", "options": {}}})
+    with pytest.raises(ConfigError, match=r"its state has objects of numpy\..*: look at get_extra_state\(\)"):
+        train(config, tmp_path / "run", quiet=True)
+    assert not checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
+    assert not (tmp_path / "run" / "progress.csv").read_text()
+    train(tiny_ppo(), tmp_path / "run", quiet=True)  # the folder is free

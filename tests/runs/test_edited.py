@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from anybatch.cli.main import main
 from anybatch.config.io import read_yaml
+from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
 from anybatch.runs.evaluation import load_policy
 from anybatch.training import resume, train
@@ -152,6 +154,34 @@ def test_a_run_without_a_checkpoint_says_how_to_start_again(run: Path, capsys: p
     assert "stopped before its first one" in error
     command = error.partition("anybatch train ")[2].split()
     assert main(["train", *command, "--quiet"]) == 0  # and the command works
+
+
+def test_checkpoints_of_before_have_no_recent_batches(run: Path) -> None:
+    rewrite(run, lambda content: {**content, "state": {x: y for x, y in content["state"].items() if x != "recent"}})
+    assert resume(run, total_env_steps=24, quiet=True).env_steps == 24
+
+
+def test_a_numpy_integer_is_one(run: Path) -> None:
+    assert resume(run, total_env_steps=np.int64(24), quiet=True).env_steps == 24  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="total_env_steps is True"):
+        resume(run, total_env_steps=True, quiet=True)
+
+
+@pytest.mark.parametrize(("section", "name", "value"), [("advantage", "discount", 7.0), ("env", "id", "gym:None-v0")])
+def test_rows_stay_where_a_run_cannot_be_resumed(section: str, name: str, value: Any, run: Path) -> None:
+    checkpoint.checkpoints(run / "checkpoints")[-1].unlink()  # as if the run had been killed after its last row
+    before = (run / "progress.csv").read_bytes()
+    edit(run, lambda values: values[section].update({name: value}))
+    with pytest.raises(ConfigError):
+        resume(run, quiet=True)
+    assert (run / "progress.csv").read_bytes() == before and not (run / "progress-lost.csv").exists()
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_progress_of_something_else(quiet: bool, run: Path) -> None:
+    (run / "progress.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(CheckpointError, match="has no column 'iteration', so it is not the progress of a run"):
+        resume(run, total_env_steps=24, quiet=quiet)
 
 
 @pytest.mark.parametrize(

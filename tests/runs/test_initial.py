@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from anybatch.cli.main import main
-from anybatch.config.io import override
+from anybatch.config.io import override, read_config_file
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import CheckpointError
+from anybatch.errors import CheckpointError, ConfigError
+from anybatch.grid.run_folder import train_or_resume
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import build
 from anybatch.runs.initial import start_from
-from anybatch.runs.run import read_config
+from anybatch.runs.run import began_from, read_config
 from anybatch.scaling import rescale
 from anybatch.training import resume, train
 from small_runs import tiny_ppo
@@ -94,6 +95,41 @@ def test_at_the_same_batch_the_optimiser_continues(large: Path, tmp_path: Path) 
             assert torch.equal(after["optimizers"]["joint"]["state"][index][name], x)
     assert after["proximal"]["terms"] == 9
     assert resume(tmp_path / "run", total_env_steps=320, quiet=True).env_steps == 320
+
+
+def test_the_start_is_recorded(large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, config, file = tmp_path / "run", small(total_env_steps=64), tmp_path / "run" / "config.yaml"
+    train(config, out, init_from=large, quiet=True)
+    assert f"\ninit_from: {large}\n" in file.read_text()
+    assert read_config(out) == (config, 0) and read_config_file(file) == config
+    # resuming with another number of steps, which writes the file, keeps it
+    resume(out, total_env_steps=128, quiet=True)
+    assert began_from(out) == large
+    # the run in the folder is that from this start, and from no other
+    longer = override(config, {"total_env_steps": 128})
+    assert train_or_resume(longer, out, 0, init_from=large, quiet=True).env_steps == 128
+    with pytest.raises(ConfigError, match=rf"which holds a run that began from '{large}', and this one begins from sc"):
+        train_or_resume(longer, out, 0, quiet=True)
+    train(config, tmp_path / "scratch", quiet=True)
+    with pytest.raises(ConfigError, match=rf"began from scratch, and this one begins from '{large}'; choose another"):
+        train_or_resume(config, tmp_path / "scratch", 0, init_from=large, quiet=True)
+    # trained again, it begins from scratch unless it is told
+    capsys.readouterr()
+    command = ["train", str(file), "--quiet", "--out", str(tmp_path / "again")]
+    assert main(command) == 0
+    assert f"began from {large}, and this one begins from scratch: --init-from {large}" in capsys.readouterr().err
+    assert began_from(tmp_path / "again") is None
+    assert main([*command[:-1], str(tmp_path / "repeated"), "--init-from", str(large)]) == 0
+    assert "begins from scratch" not in capsys.readouterr().err
+    assert began_from(tmp_path / "repeated") == large
+
+
+def test_the_hint_of_a_run_without_a_checkpoint_names_the_start(large: Path, tmp_path: Path) -> None:
+    train(small(total_env_steps=64), tmp_path / "run", init_from=large, quiet=True)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "progress.csv").unlink()
+    with pytest.raises(CheckpointError, match=rf"start it again: anybatch train .* --seed 0 --init-from {large}$"):
+        resume(tmp_path / "run", quiet=True)
 
 
 def test_an_adapted_step_size_starts_anew(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import anybatch.training as training
 from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError, ConfigError, EnvError
+from anybatch.grid import run_grid
 from anybatch.presets import ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components, build
@@ -420,6 +421,20 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a run"):
         train(small(iterations=1), tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "progress.csv").read_bytes() == before
+    (tmp_path / "run" / "config.yaml").unlink()  # its checkpoints are a run's all the same
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(small(iterations=1), tmp_path / "run", quiet=True)
+    assert len(checkpoint.checkpoints(tmp_path / "run" / "checkpoints")) == 2
+
+
+@pytest.mark.parametrize("call", [lambda out: train(small(), out), resume, lambda out: run_grid([(small(), 0)], out)])
+def test_an_empty_path_is_not_the_current_folder(
+    call: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="is '', but must be a folder"):
+        call("")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
@@ -428,9 +443,14 @@ def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(CheckpointError, match="damaged"):
         resume(tmp_path, quiet=True)
-    (tmp_path / "config.yaml").write_text("just text")
-    with pytest.raises(CheckpointError, match="damaged"):
-        resume(tmp_path, quiet=True)
+    for text, words in (
+        ("just text", "'just text' instead of"),
+        ("", "None instead of"),
+        ("a: 1", "no entry anybatch"),
+    ):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(CheckpointError, match=f"damaged: it (holds|has) {words}"):
+            resume(tmp_path, quiet=True)
 
 
 def test_a_bad_configuration_leaves_no_folder(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import anybatch.phase_storage.store as segments
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError, DivergenceError
+from anybatch.grid.run_folder import finished, train_or_resume
 from anybatch.phase_storage.store import AuxiliaryMinibatch
 from anybatch.presets import ppg, ppg_ewma
 from anybatch.runs import checkpoint
@@ -148,6 +149,28 @@ def test_data_of_another_size_is_not_trained_on(
     assert seen and all(bool((x != 0).any(1).all() & (x.abs() < 100).all()) for x in seen)  # all from CartPole
 
 
+def test_a_run_whose_last_checkpoint_is_missing_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = small("ram", iterations=N_PI), tmp_path / "run"
+    train(config, tmp_path / "whole", seed=3, quiet=True)
+    with at_step(8, ask_to_stop):  # in the auxiliary phase of the last iteration, which that leaves open
+        assert train(config, out, seed=3, quiet=True).interrupted
+    assert not finished(out, config)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_bytes", full)
+        with pytest.raises(OSError, match="No space"):
+            resume(out, quiet=True)
+    assert len(rows(out)) == N_PI and not finished(out, config)  # the last row is there, its checkpoint is not
+    assert not train_or_resume(config, out, 3, quiet=True).interrupted
+    assert finished(out, config)
+    assert_same(out, tmp_path / "whole")
+
+
 def test_after_an_error_the_data_stays_for_the_resumed_run(tmp_path: Path) -> None:
     config = small("disk", checkpoint_seconds=0.0)
     train(config, tmp_path / "whole", quiet=True)
@@ -193,9 +216,10 @@ def test_a_finished_run_is_extended(tmp_path: Path, capsys: pytest.CaptureFixtur
         out = tmp_path / storage
         train(small(storage, iterations=5), out, quiet=True)
         before = final_state(out)
+        capsys.readouterr()
         resume(out, quiet=True)
         assert differences(final_state(out), before) == []
-        capsys.readouterr()
+        assert capsys.readouterr().err == ""  # no policy phase begins
         resume(out, total_env_steps=8 * ITERATION, quiet=True)
         said = capsys.readouterr().err
         assert ("a new policy phase begins" in said) == (storage == "disk")  # its files were removed at the end

@@ -15,9 +15,10 @@ from anybatch.cli.main import main
 from anybatch.config.io import override, read_yaml, to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.envs.registry import find_environment
-from anybatch.errors import ConfigError
+from anybatch.errors import CheckpointError, ConfigError
 from anybatch.grid.grid_file import read_grid
 from anybatch.grid.job import Job, Outcome
+from anybatch.grid.run_folder import train_or_resume
 from anybatch.presets import PRESETS
 from anybatch.runs.evaluation import evaluate, load_policy
 from anybatch.runs.trust import code_named, require_trust, signature
@@ -106,6 +107,13 @@ def test_a_downloaded_run_is_not_imported(
     assert (tmp_path / "imported").exists()
     assert not resume(foreign, total_env_steps=16, trust_code=True, quiet=True).interrupted
     assert len(evaluate(load_policy(foreign), episodes=2).returns) == 2  # the resumed run is this user's now
+
+
+def test_without_a_key_the_message_names_it(foreign: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))  # in which no folder can be made
+    with pytest.raises(ConfigError, match=r"may not be yours: the key in your data folder, .* --trust-code"):
+        load_policy(foreign)
 
 
 def test_doctor_and_report_import_nothing(foreign: Path, tmp_path: Path) -> None:
@@ -202,3 +210,21 @@ def test_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.
     threading.Timer(5.0, os.close, [writer]).start()
     assert main(["doctor", str(tmp_path)]) == 2
     assert "pipe or device" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize("name", ["progress.csv", "checkpoints/iteration-000000009.ckpt", "checkpoints/best.ckpt"])
+def test_pipes_in_a_run_folder_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    run, config = tmp_path / "run", small()
+    train(config, run, quiet=True)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    for call in (lambda: resume(run, quiet=True), lambda: train_or_resume(config, run, 0, quiet=True)):
+        with pytest.raises(ConfigError, match=rf"{name}' is a pipe or device, and a run folder holds only files"):
+            call()
+    if name.endswith("best.ckpt"):
+        with pytest.raises(CheckpointError, match=r"best\.ckpt cannot be read: it is no file"):
+            load_policy(run, best=True)
+    elif name.endswith(".ckpt"):
+        with pytest.warns(UserWarning, match="cannot be read: it is no file; the policy is that of the checkpoint"):
+            load_policy(run)

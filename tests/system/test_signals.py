@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
 
 import pytest
 
-from anybatch.system.signals import Interrupted, Interrupts
+from anybatch.system.signals import Interrupted, Interrupts, ignoring_sigint, separate_calls
 
 
 def test_nothing_happens_without_a_request() -> None:
@@ -121,6 +122,40 @@ def test_elsewhere_nothing_is_broken_off() -> None:
         assert not interrupts.call_interrupted
         with pytest.raises(Interrupted):
             interrupts.check()
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """That of nohup, or of a shell for a process in the background; the other one works alone."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts(patience=0.1) as interrupts:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupts.requested
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(Interrupted), interrupts.interruptible():
+                time.sleep(10)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_handlers_that_python_does_not_know_become_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[object] = []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: set_to.append(handler))  # None: set by C code
+    with Interrupts():
+        assert len(set_to) == 2
+    with ignoring_sigint():
+        pass
+    assert set_to[2:] == [signal.SIG_DFL, signal.SIG_DFL, signal.SIG_IGN, signal.SIG_DFL]
+
+
+def test_calls_of_objects_that_end_with_their_block_are_forgotten() -> None:
+    with Interrupts(patience=60.0) as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        for block, abandoned in ((separate_calls(), False), (contextlib.nullcontext(), True), (separate_calls(), True)):
+            with pytest.raises(Interrupted), block, interrupts.interruptible():
+                signal.raise_signal(signal.SIGINT)
+            assert interrupts.call_interrupted == abandoned
 
 
 def test_no_signal_comes_afterwards() -> None:

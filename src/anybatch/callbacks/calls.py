@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from anybatch.errors import ConfigError, Interrupted, shown
 from anybatch.runs.progress import Row
 from anybatch.runs.run import Run
 
-_PLAIN = (type(None), bool, int, float, str)
+# exact types: the unpickler that runs no code refuses classes derived from them, and larger integers
+_DICTIONARIES = (dict, OrderedDict, Counter)
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter)
+_LARGEST = 2**63 - 1
 
 
 class Callbacks:
@@ -102,7 +106,9 @@ class Callbacks:
                     callback.load_state_dict(states[name])
         gone = [name for name, state in states.items() if state and name not in self._named]
         sentences = [f"the checkpoint has the state of a callback {name}, which is not given now" for name in gone]
-        new = [name for name, callback in self._named.items() if name not in states and callback.state_dict()]
+        # their state may not exist before start(); an evaluation that begins now is no loss
+        stateful = (name for name, x in self._named.items() if type(x).state_dict is not Callback.state_dict)
+        new = [name for name in stateful if name not in states and not _is_ours(self._named[name])]
         return sentences + [f"the callback {name} starts anew: the checkpoint does not have its state" for name in new]
 
     def _call(self, method: str, call: Callable[[Callback], None]) -> None:
@@ -152,21 +158,34 @@ class Callbacks:
     @contextlib.contextmanager
     def _naming(self, callback: Callback, method: str) -> Iterator[None]:
         """Name the callback in an error of a user's callback; the library's own raise what they mean."""
-        if type(callback).__module__.startswith("anybatch."):
+        if _is_ours(callback):
             yield
             return
         with user_code(f"{method} of the callback {name_of(callback)}"):
             yield
 
 
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raise ConfigError if something else is among the callbacks."""
-    for callback in callbacks:
+def list_of_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
+    """The callbacks of an iterable, which can be a generator.
+
+    Raises:
+        ConfigError: something else is among them, or it is no iterable.
+    """
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks is {shown(callbacks)}, but must be a list of callbacks")
+    found = list(callbacks)
+    for callback in found:
         if not isinstance(callback, Callback):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else shown(callback)
             raise ConfigError(
                 f"callbacks has {what}, but must hold objects of classes derived from anybatch.callbacks.Callback"
             )
+    return found
+
+
+def _is_ours(callback: Callback) -> bool:
+    """Whether the library defines a callback, and no user."""
+    return type(callback).__module__.startswith("anybatch.")
 
 
 def name_of(callback: Callback) -> str:
@@ -209,7 +228,7 @@ def _is_number(value: Any) -> bool:
 
 def _check_plain(value: Any, where: str) -> None:
     """Raise ConfigError for what could be saved and not be loaded again, because loading runs no code."""
-    if isinstance(value, dict):
+    if type(value) in _DICTIONARIES:
         for key, inner in value.items():
             if type(key) not in (str, int):
                 raise ConfigError(f"{where} has the key {shown(key)}, but keys must be text or integers")
@@ -217,7 +236,9 @@ def _check_plain(value: Any, where: str) -> None:
     elif type(value) in (list, tuple):
         for inner in value:
             _check_plain(inner, where)
-    elif type(value) not in _PLAIN and not isinstance(value, torch.Tensor):
+    elif type(value) is int and abs(value) > _LARGEST:
+        raise ConfigError(f"{where} is {shown(value)}, but integers must have at most 64 bits")
+    elif type(value) not in _PLAIN:
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise ConfigError(
             f"{where} is a {kind}, but must be tensors and plain values, nested in dictionaries and lists; "

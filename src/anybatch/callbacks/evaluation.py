@@ -71,6 +71,9 @@ class PeriodicEvaluation(Callback):
         row |= {**columns, "seconds_evaluation": round(time.perf_counter() - start, 4)}
         self._env_steps = run.env_steps
 
+    def end(self, run: RunContext) -> None:
+        self._env_steps = None  # the object may be used for another run
+
     def _evaluate(self, run: RunContext, number: int) -> dict[str, float]:
         """Columns of one evaluation, the ``number``-th."""
         config, seed = self._config, stream_seed(run.seed, "evaluation", 0, number)
@@ -105,7 +108,8 @@ class KeepBest(Callback):
     """Keeps the policy of the row with the highest number in a column, the first of equal ones.
 
     It is in the file ``checkpoints/best.ckpt`` of the run folder, which ``load_policy(run, best=True)`` and
-    ``anybatch eval RUN --best`` read.
+    ``anybatch eval RUN --best`` read. A run keeps one best policy: ``eval.keep_best false`` leaves it to a callback of
+    the user.
     """
 
     def __init__(self, column: str = "eval_return") -> None:
@@ -114,13 +118,19 @@ class KeepBest(Callback):
         self._best = -math.inf
 
     def start(self, run: RunContext) -> None:
+        self._best, path = -math.inf, self._path(run)  # the object may have been used for another run
         if not run.resumed:
-            self._path(run).unlink(missing_ok=True)
-        elif self._path(run).exists():
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            replaced = f"the next policy with a number in the column {self._column} replaces it"
             try:
-                self._best = checkpoint.load(self._path(run))["value"]
-            except (CheckpointError, KeyError) as error:
-                run.message(f"the best policy is not kept any more: {error}")
+                content = checkpoint.load(path)
+                if content["column"] == self._column:
+                    self._best = content["value"]
+                else:
+                    run.message(f"{path} has the best policy by the column {content['column']}: {replaced}")
+            except (CheckpointError, KeyError, TypeError) as error:
+                run.message(f"the best policy so far is lost, and {replaced}: {error}")
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         value = value_of(row, self._column)
@@ -145,8 +155,9 @@ class StopAt(Callback):
         self._number, self._column = number, column
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
-        if value_of(row, self._column) >= self._number:
-            run.stop(f"{self._column} is {row[self._column]:.4g}, at least {self._number:g}")
+        value = value_of(row, self._column)
+        if value >= self._number:
+            run.stop(f"{self._column} is {value:.4g}, at least {self._number:g}")
 
 
 def value_of(row: dict[str, Any], column: str) -> float:

@@ -31,7 +31,6 @@ class OptunaPruning(Callback):
             column: of progress.csv; rows in which it is empty are not reported.
         """
         self._trial, self._column = trial, column
-        self._pruned: str | None = None
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         value = value_of(row, self._column)
@@ -39,11 +38,15 @@ class OptunaPruning(Callback):
             return
         self._trial.report(value, run.env_steps)
         if self._trial.should_prune():
-            self._pruned = f"Optuna has pruned trial {self._trial.number}: {self._column} is {value:.4g}"
-            run.stop(self._pruned)
+            run.stop(f"{self._beginning}{self._column} is {value:.4g}")
 
     def end(self, run: RunContext) -> None:
-        if self._pruned is not None and run.error is None:
+        reason = run.stop_reason or ""  # which a checkpoint keeps: a pruned run that is resumed stays pruned
+        if reason.startswith(self._beginning) and run.error is None:
             from optuna import TrialPruned
 
-            raise TrialPruned(self._pruned)
+            raise TrialPruned(reason)
+
+    @property
+    def _beginning(self) -> str:
+        return f"Optuna has pruned trial {self._trial.number}: "

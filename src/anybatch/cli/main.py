@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import select
 import sys
 import traceback
@@ -124,6 +125,9 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         hint = did_you_mean(command, COMMANDS)
         raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{hint}")
+    for before, word in zip(arguments, rest, strict=False):
+        if not word or re.fullmatch(r"--[\w.-]+=", word):  # as a path it would be the current folder
+            raise ConfigError(f"the word after {word or before} is empty: is it a variable that is not set?")
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -99,11 +101,17 @@ def main(arguments: list[str]) -> int:
 
     config, changes = _scaled(base, parsed, given_fields(arguments))
     warn_without_effect(config, given_fields(arguments))
-    seed = parsed.seed
-    if seed is None:  # a run's file repeats the run; as the start of another one it does not
-        repeats = [preset] == given_preset and preset not in PRESETS
-        recorded = read_yaml(Path(preset).expanduser()).get("seed", 0) if repeats else 0
-        seed = check_integer("seed", recorded, at_least=0)
+    # a run's file repeats the run; as the start of another one it does not
+    repeats = [preset] == given_preset and preset not in PRESETS
+    recorded = read_yaml(Path(preset).expanduser()) if repeats else {}
+    seed = check_integer("seed", recorded.get("seed", 0), at_least=0) if parsed.seed is None else parsed.seed
+    start = recorded.get("init_from")
+    if start is not None and parsed.init_from is None and launcher_rank() == 0:
+        print(
+            f"{preset} is of a run that began from {start}, and this one begins from scratch: --init-from "
+            f"{shlex.quote(str(start))} repeats that run",
+            file=sys.stderr,
+        )
     keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}
     if parsed.go_on:
         from anybatch.grid.run_folder import train_or_resume
@@ -112,8 +120,14 @@ def main(arguments: list[str]) -> int:
             raise ConfigError("--go-on needs --out, the folder of the run to continue")
         return finish(train_or_resume(config, parsed.out, seed, **keywords))
     with joined_process_group():
-        out = parsed.out or on_main(lambda: _free_folder(preset, config, seed))
-        return finish(train(config, out, seed, **keywords))
+        if parsed.out is not None:
+            return finish(train(config, parsed.out, seed, **keywords))
+        out = on_main(lambda: _new_folder(preset, config, seed))
+        try:
+            return finish(train(config, out, seed, **keywords))
+        finally:
+            with contextlib.suppress(OSError):  # a folder with something in it stays
+                out.rmdir()
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
@@ -163,7 +177,16 @@ def finish(result: TrainResult) -> int:
     return DONE
 
 
-def _free_folder(preset: str, config: TrainConfig, seed: int) -> Path:
+def _new_folder(preset: str, config: TrainConfig, seed: int) -> Path:
+    """Make the run folder with the default name, with a number if another run has taken that."""
     stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(preset).stem}-{config.env.id.split(':')[-1]}-seed{seed}")
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
-    return next(path for path in candidates if not path.exists())
+    for path in candidates:
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be made: {error.strerror}") from error
+    raise ConfigError(f"out has no free name like {stem}: choose another folder")

@@ -22,8 +22,8 @@ from anybatch.errors import ConfigError, shown
 
 T = TypeVar("T")
 
-OTHER_ENTRIES = ("anybatch", "seed", "signature")
-"""Entries of a run's config.yaml besides the configuration: version, seed, and mark of its owner."""
+OTHER_ENTRIES = ("anybatch", "seed", "signature", "init_from")
+"""Entries of a run's config.yaml besides the configuration: version, seed, mark of its owner, start."""
 
 _MOST_BYTES = 1_000_000
 

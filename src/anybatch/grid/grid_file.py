@@ -20,7 +20,7 @@ batch to the one that ``set``, ``variants`` and ``vary`` name.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
         ConfigError: the file cannot be read, names code that is not trusted, or an entry is invalid; the message
             names file and entry.
     """
-    grid = _mapping(read_yaml(path), str(path))
+    grid = _mapping(read_yaml(path.expanduser()), str(path))
     for key in grid:
         if key not in _KEYS:
             raise ConfigError(f"{path} has {shown(key)}, but a grid file takes only {', '.join(_KEYS)}")
@@ -74,24 +74,23 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
 
 def check_environment(path: Path, presets: Mapping[str, Any]) -> None:
     """Raise a ConfigError if a grid file has a preset as its base and names no environment."""
-    grid = read_yaml(path)
-    common = {*(grid.get("set") or {}), *(grid.get("vary") or {})}
+    grid = read_yaml(path.expanduser())
+    varied = [{name: value} for name, values in (grid.get("vary") or {}).items() for value in values]
     for variant in (grid.get("variants") or {"": {}}).values():
-        names = common | set(variant or {})
-        if (variant or {}).get("base", grid.get("base")) in presets and not names & {"env.id", "env_id", "env"}:
+        entries = [grid.get("set") or {}, variant or {}, *varied]
+        base = (variant or {}).get("base", grid.get("base"))
+        if base in presets and "env.id" not in _fields_named(entries):
             raise ConfigError(f"{path}: env.id is missing: set an environment, for example {{env.id: gym:CartPole-v1}}")
 
 
 def assumption(path: Path) -> str:
     """A sentence about a grid file that has other batches and hyperparameters than its base without ``tuned_at``."""
-    grid = read_yaml(path)
+    grid = read_yaml(path.expanduser())
     if grid.get("tuned_at"):
         return ""
     variants = [x or {} for x in (grid.get("variants") or {}).values()]
     varied = [{name: value} for name, values in (grid.get("vary") or {}).items() for value in values]
-    entries = [grid.get("set") or {}, *variants, *varied]
-    others = ("base", "divide_batch_by")
-    given = set().union(*(fields.flat({k: x for k, x in entry.items() if k not in others}) for entry in entries))
+    given = _fields_named([grid.get("set") or {}, *variants, *varied])
     batch, followers = given & set(BATCH), sorted(given & set(FOLLOWERS))
     if not (batch and followers):
         return ""
@@ -101,9 +100,18 @@ def assumption(path: Path) -> str:
     )
 
 
+def _fields_named(entries: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Full names of the fields in entries for ``set``, ``variants`` or ``vary``."""
+    others = ("base", "divide_batch_by")
+    return set().union(*(fields.flat({k: x for k, x in entry.items() if k not in others}) for entry in entries))
+
+
 def _override_and_scale(
     base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
+    for name in changes:
+        if not isinstance(name, str):
+            raise ConfigError(f"{shown(name)} is not a field of the configuration; names are text")
     divide_batch_by = changes.pop("divide_batch_by", 1)
     if type(divide_batch_by) not in (int, float):
         raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
@@ -137,12 +145,12 @@ def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]
         raise ConfigError(
             f"{path}: base is {shown(name)}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
         )
-    return read_config_file(path.parent / name)
+    return read_config_file(path.expanduser().parent / Path(name).expanduser())
 
 
 def _seeds(value: Any, path: Path) -> list[int]:
-    seeds = list(range(value)) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(x, int) and x >= 0 for x in seeds):
+    seeds = list(range(value)) if type(value) is int else value
+    if not isinstance(seeds, list) or not seeds or not all(type(x) is int and x >= 0 for x in seeds):
         raise ConfigError(f"{path}: seeds is {shown(value)}, but must be a number of seeds, or a list of them")
     return seeds
 

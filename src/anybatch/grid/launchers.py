@@ -17,8 +17,6 @@ _STOP_FILE, _STOP_POLL_SECONDS = "stop", 0.5
 
 def make_launcher(name: str, processes: int | None, address: str | None) -> LocalLauncher | RayLauncher:
     """Create the launcher ``local`` or ``ray``."""
-    if processes is not None and processes < 1:
-        raise ConfigError(f"processes is {processes}, but must be at least 1")
     if name == "local":
         return LocalLauncher(processes or os.cpu_count() or 1)
     if name == "ray":

@@ -31,15 +31,17 @@ def train_or_resume(
     """Train a run, resume it from its newest checkpoint, or return the result if it is finished.
 
     Raises:
-        ConfigError: the folder holds a run of another configuration or seed, or another process is training it.
+        ConfigError: the folder holds a run of another configuration, seed or start, or another process is training it.
         CheckpointError: none of the checkpoints is intact.
         EnvError, DivergenceError: as for :func:`anybatch.training.train`.
     """
-    folder = folder.expanduser()
     from anybatch.distributed.collectives import joined_process_group, on_main
-    from anybatch.runs.owned import owned
-    from anybatch.runs.run import read_config
+    from anybatch.runs.owned import checked_folder, owned
+    from anybatch.runs.progress import set_aside
+    from anybatch.runs.run import began_from, read_config
     from anybatch.training import TrainResult, resume, train
+
+    folder = checked_folder("out", folder)
 
     def previous_result() -> TrainResult | None:
         """The result of a finished run."""
@@ -49,11 +51,19 @@ def train_or_resume(
             raise ConfigError(
                 f"out is {str(folder)!r}, which holds a run of another configuration or seed; choose another folder"
             )
+        before, now = (x and x.expanduser().resolve() for x in (began_from(folder), init_from))
+        if before != now:
+            there, here = ("from scratch" if x is None else f"from {str(x)!r}" for x in (before, now))
+            raise ConfigError(
+                f"out is {str(folder)!r}, which holds a run that began {there}, and this one begins {here}; choose "
+                "another folder"
+            )
         if finished(folder, config):
             row = last_row(folder)
             return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
         if _newest_checkpoint(folder) is None:  # killed before the first checkpoint: train from the start
             (folder / CONFIG).unlink()
+            set_aside(folder / PROGRESS)
         return None
 
     with joined_process_group(), owned(folder):

@@ -15,19 +15,20 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from anybatch._version import __version__
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import validate
+from anybatch.config.validation import check_integer, validate
 from anybatch.errors import ConfigError
 from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
 from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
 from anybatch.grid.run_folder import ended, last_row
-from anybatch.runs.owned import refuse_links
+from anybatch.runs.owned import checked_folder, refuse_links
 from anybatch.system.atomic_files import write_text
 from anybatch.system.processes import ChildProcess
 from anybatch.system.signals import Interrupts
@@ -73,9 +74,10 @@ def run_grid(
         ConfigError: a job's configuration or another argument is invalid.
         AnybatchError: Ray is not installed.
     """
-    if restarts < 0:
-        raise ConfigError(f"restarts is {restarts}, but must be at least 0")
-    folder = Path(folder).expanduser()
+    restarts = check_integer("restarts", restarts, at_least=0)
+    if processes is not None:
+        processes = check_integer("processes", processes, at_least=1)
+    folder = checked_folder("folder", folder)
     outcomes = plan(jobs, folder)
     pending = [outcome for outcome in outcomes if outcome.status != "done"]
     if launcher == "print":
@@ -100,14 +102,15 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
     Raises:
         ConfigError: a job is invalid, or a folder cannot be written.
     """
-    distinct = {job.folder_name: job for job in (j if isinstance(j, Job) else Job(*j) for j in jobs)}
+    folder = checked_folder("folder", folder)
+    given = [job if isinstance(job, Job) else Job(*job) for job in jobs]
+    given = [replace(job, seed=check_integer("seed", job.seed, at_least=0)) for job in given]
+    distinct = {job.folder_name: job for job in given}
     if not distinct:
         raise ConfigError("the grid has no jobs")
     for job in distinct.values():
-        if job.seed < 0:
-            raise ConfigError(f"seed is {job.seed}, but must be at least 0")
         validate(job.config)
-    outcomes = [Outcome(job, Path(folder).absolute() / name) for name, job in distinct.items()]
+    outcomes = [Outcome(job, folder.absolute() / name) for name, job in distinct.items()]
     for outcome in outcomes:
         refuse_links(outcome.folder)
         path, job = outcome.folder / JOB, outcome.job
@@ -121,7 +124,7 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
                 raise ConfigError(f"the grid's folder is {str(folder)!r}, {reason}") from error
         if ended(outcome.folder, job.config):
             outcome.status = "done"
-    _write_index(outcomes, Path(folder))
+    _write_index(outcomes, folder)
     return outcomes
 
 

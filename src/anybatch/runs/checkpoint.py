@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from anybatch.errors import AnybatchError, CheckpointError
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError
 from anybatch.system.atomic_files import write_bytes
 
 _MAGIC = b"anybatch checkpoint 1\n"
@@ -23,9 +23,11 @@ _NAME = re.compile(r"iteration-(\d+)\.ckpt")
 def save(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
     """Write ``state`` as the checkpoint of an iteration and delete all but the newest ``keep``.
 
+    Checkpoints of later iterations, which a resumed run has passed over, get the ending ``.damaged``.
+
     Args:
         folder: the run's checkpoint folder.
-        iteration: iterations completed.
+        iteration: iterations completed, without one that is still open.
         state: tensors and plain values, nested in dictionaries and lists.
         keep: checkpoints that stay, at least 1.
 
@@ -39,8 +41,10 @@ def save(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path
     write(path, state)
     present = checkpoints(folder)
     newest = present.index(path)
-    for other in present[: max(0, newest + 1 - keep)] + present[newest + 1 :]:  # later ones were found damaged
+    for other in present[: max(0, newest + 1 - keep)]:
         other.unlink(missing_ok=True)
+    for other in present[newest + 1 :]:  # found damaged; perhaps somebody can still use them
+        other.replace(f"{other}.damaged")
     return path
 
 
@@ -64,9 +68,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read one checkpoint.
 
     Raises:
-        CheckpointError: it is missing, damaged, or not a checkpoint of anybatch.
+        CheckpointError: it is missing, damaged, or not a checkpoint of anybatch; its cause is an OSError if the file
+            could not be read.
     """
     try:
+        if path.exists() and not path.is_file():  # reading a pipe might never end
+            raise CheckpointError(f"{path} cannot be read: it is no file")
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
@@ -83,6 +90,28 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     return state
 
 
+def check_newest(folder: Path) -> None:
+    """Read the first checkpoint of a run, so that one that could not be loaded again is noticed at once.
+
+    Raises:
+        ConfigError: the state of an encoder or a callback has a type that loading, which runs no code, refuses; the
+            checkpoint is deleted.
+    """
+    path = checkpoints(folder)[-1]
+    try:
+        load(path)
+    except CheckpointError as error:
+        if error.__cause__ is None or isinstance(error.__cause__, OSError):
+            raise
+        path.unlink()
+        found = re.search(r"GLOBAL (\S+)", str(error.__cause__))
+        kind = f"objects of {found[1]}" if found else "something"
+        raise ConfigError(
+            f"checkpoints of this run could not be loaded again, because its state has {kind} besides tensors and "
+            "plain values: look at get_extra_state() of the encoder, and state_dict() of the callbacks"
+        ) from error
+
+
 def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[str, Any], list[str]]:
     """Read the newest checkpoint that is intact.
 
@@ -90,13 +119,19 @@ def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[
         Its content, and one sentence for each newer file that was passed over.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or a newer one could not be read, which is no proof of damage.
     """
     passed_over: list[str] = []
-    for path in reversed(checkpoints(folder)):
+    tried: set[Path] = set()
+    while left := [path for path in checkpoints(folder) if path not in tried]:
+        tried.add(left[-1])
         try:
-            return load(path, device), passed_over
+            return load(left[-1], device), passed_over
         except CheckpointError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # the run in progress has deleted it after a newer one
+                continue
+            if isinstance(error.__cause__, OSError):
+                raise CheckpointError(f"{error}; try again, or remove the file") from error
             passed_over.append(str(error))
     raise CheckpointError("; ".join(passed_over) or f"{folder} holds no checkpoint yet")
 

@@ -32,7 +32,7 @@ from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
 from anybatch.sampling.memory import PolicyMemory
 from anybatch.sampling.rollout import to_device
-from anybatch.system.signals import check_interrupt, interruptible
+from anybatch.system.signals import check_interrupt, interruptible, separate_calls
 
 _MAX_ENVS = 64
 
@@ -192,8 +192,8 @@ def load_policy(
     for name, parameter in policy.agent.named_parameters():
         if not torch.isfinite(parameter).all():
             raise CheckpointError(
-                f"the newest checkpoint of {str(run_dir)!r} holds weights that are not finite ({name}): training had "
-                "diverged"
+                f"the {'best policy' if best else 'newest checkpoint'} of {str(run_dir)!r} holds weights that are not "
+                f"finite ({name}): training had diverged"
             )
     return policy
 
@@ -232,6 +232,7 @@ def _build_policy(
     return LoadedPolicy(agent.to(where).eval(), config, where, observation_space, action_space)
 
 
+@separate_calls()
 def evaluate(
     policy: LoadedPolicy,
     env: EnvChoice = None,
@@ -381,8 +382,9 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     env_id = environment_id(env)
     if not isinstance(env, str) and (env_id == trained.id or not is_known(trained.id)):
         return replace(trained, id=env_id)
-    # what the policy takes is not an option of the environment
-    return EnvConfig(env_id, trained.num_envs, action_mask=trained.action_mask, frame_stack=trained.frame_stack)
+    # all but the options; what another environment's info holds is not known
+    keys = trained.info_keys if env_id == trained.id else ()
+    return replace(trained, id=env_id, options={}, bootstrap_truncated=None, info_keys=keys)
 
 
 def observations_of(env: EnvConfig, observation_space: Space, action_space: Space) -> Observations:

@@ -24,7 +24,8 @@ def owned(folder: Path) -> Iterator[None]:
     thread does nothing.
 
     Raises:
-        ConfigError: another process is training there, the folder cannot be written, or it contains symbolic links.
+        ConfigError: another process is training there, the folder cannot be written, or it contains symbolic links,
+            pipes or devices.
     """
     lock = FileLock(folder / _LOCK, blocking=False, is_singleton=True)
 
@@ -55,8 +56,19 @@ def _remove_if_empty(folder: Path) -> None:
             folder.rmdir()
 
 
+def checked_folder(name: str, path: str | Path) -> Path:
+    """The path of a folder of runs, with the home folder for ``~``; ``name`` is for the error.
+
+    Raises:
+        ConfigError: it is an empty text, such as that of an unset variable, which would be the current folder.
+    """
+    if not str(path):
+        raise ConfigError(f"{name} is '', but must be a folder")
+    return Path(path).expanduser()
+
+
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing.
+    """Raise ConfigError for a symbolic link in a run folder, which would redirect writing, a pipe or a device.
 
     Weights & Biases has links of its own in its folder, to which nothing else is written.
     """
@@ -65,5 +77,7 @@ def refuse_links(folder: Path) -> None:
             path = Path(parent, name)
             if path.is_symlink():
                 raise ConfigError(f"{str(path)!r} is a symbolic link, and a run folder with links is not written to")
+            if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
+                raise ConfigError(f"{str(path)!r} is a pipe or device, and a run folder holds only files and folders")
         if Path(parent) == folder:
             folders[:] = [name for name in folders if name != WANDB]

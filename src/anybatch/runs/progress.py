@@ -98,11 +98,20 @@ class ProgressLog:
         return self.path.with_name(self.path.stem + ending)
 
 
+def set_aside(path: Path) -> None:
+    """Move all rows of a progress.csv to `progress-lost.csv`, and remove the file."""
+    log = ProgressLog(path)
+    log.truncate_after(0)
+    log.close()
+    path.unlink()
+
+
 def read_progress(path: Path) -> dict[str, list[float]]:
     """Read the columns of a progress.csv, NaN where a field is empty; safe while the run is writing to it."""
-    if not Path(path).is_file():
+    path = Path(path).expanduser()
+    if not path.is_file():
         raise CheckpointError(f"{path} does not exist, so there is no progress to read.")
-    header, rows, _ = _load(Path(path))
+    header, rows, _ = _load(path)
     columns = zip(*rows, strict=True) if rows else ((),) * len(header)
     return {
         name: [float(field) if field else math.nan for field in column]

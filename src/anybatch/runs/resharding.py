@@ -25,7 +25,7 @@ def worker_entries(parts: Parts, state: State) -> State:
     return {
         name: {key: value for key, value in state[name].items() if key in part.worker_keys}
         for name, part in parts.items()
-        if part.worker_keys
+        if part.worker_keys and name in state  # a checkpoint of before may have none
     }
 
 

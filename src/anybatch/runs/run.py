@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from anybatch._version import __version__
 from anybatch.config import fields
-from anybatch.config.io import from_dict, read_yaml, to_dict, to_yaml
+from anybatch.config.io import OTHER_ENTRIES, from_dict, read_yaml, to_dict, to_yaml
 from anybatch.config.schedules import CONSTANT, SCHEDULES, factor, scheduled_numbers
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer
@@ -32,14 +32,14 @@ from anybatch.distributed.collectives import (
 )
 from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.envs.registry import environment_id, is_importable
-from anybatch.errors import CheckpointError, ConfigError, Interrupted
+from anybatch.errors import CheckpointError, ConfigError, Interrupted, shown
 from anybatch.runs import checkpoint
 from anybatch.runs.edited import circumstances, differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row, read_progress
 from anybatch.runs.resharding import state_of, worker_entries
-from anybatch.runs.trust import SIGNATURE, require_trust, signature
+from anybatch.runs.trust import require_trust, signature
 from anybatch.sampling.rollout import Sampled
 from anybatch.scaling import table
 from anybatch.scaling.changes import Change
@@ -58,6 +58,7 @@ _LATER: dict[str, Any] = {
     "open_seconds": float,
 }
 """Entries that checkpoints of before do not have."""
+_INIT_FROM = "init_from"  # an entry of config.yaml
 _WINDOWS = {"mean_episode_return": 100, "mean_episode_return_400": 400}
 
 
@@ -84,10 +85,7 @@ class Run:
     def __init__(
         self, folder: Path, config: TrainConfig, seed: int, *, quiet: bool, state: State | None = None
     ) -> None:
-        """Open the logs of an existing run folder; :func:`create_run` and :func:`open_run` call this.
-
-        ``state``, from :meth:`state_dict`, continues a run; rows of progress.csv beyond it are moved aside.
-        """
+        """Begin, or continue from ``state``, which :meth:`state_dict` gave, in an existing run folder."""
         self.folder = folder
         self.config = config
         self.seed = seed
@@ -106,16 +104,24 @@ class Run:
         self._quiet = quiet
         self._doctor = None if quiet else LiveDoctor(config)
         self._logs: Logs | None = None
-        if is_main():
-            last_row = None if state is None else self.iteration - self.iteration_is_open
-            if self._doctor is not None and last_row:
-                _show_past(self._doctor, folder / PROGRESS, last_row)
-            recorded = {**to_dict(config), "seed": seed}
-            self._logs = open_logs(
-                folder, config.log, config.total_env_steps, quiet=quiet, resume_after=last_row, recorded=recorded
-            )
         self.start_clock()
         self._checkpoint_at = time.monotonic()
+
+    def open_logs(self) -> None:
+        """Open progress.csv and the other logs; rows beyond the checkpoint of a resumed run are moved aside."""
+        if not is_main():
+            return
+        config, last_row = self.config, self.iterations_completed
+        if self._doctor is not None and last_row:
+            _show_past(self._doctor, self.folder / PROGRESS, last_row)
+        self._logs = open_logs(
+            self.folder,
+            config.log,
+            config.total_env_steps,
+            quiet=self._quiet,
+            resume_after=last_row,
+            recorded={**to_dict(config), "seed": self.seed},
+        )
 
     def start_clock(self) -> None:
         """Count the time from here on: making environments and networks is no part of an iteration."""
@@ -135,6 +141,11 @@ class Run:
     def iteration_is_open(self) -> bool:
         """Whether :meth:`end_iteration` has to follow; also after resuming inside an auxiliary phase."""
         return self._row is not None
+
+    @property
+    def iterations_completed(self) -> int:
+        """Iterations whose rows are written."""
+        return self.iteration - self.iteration_is_open
 
     @property
     def checkpoint_due(self) -> bool:
@@ -187,11 +198,13 @@ class Run:
             timings: seconds that each phase of the iteration took, by column.
         """
         assert self._row is not None
-        row, now = dict(self._row), time.monotonic()
+        now = time.monotonic()
         elapsed = self._count_seconds(now)
-        row["seconds"] = round(self.seconds, 3)
-        row["env_steps_per_second"] = round(row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
-        row |= {name: round(seconds, 4) for name, seconds in timings.items()}
+        if math.isnan(self._row["seconds"]):  # else the hooks were interrupted, and the times before them are there
+            speed = round(self._row["env_steps_per_second"] / elapsed, 1) if elapsed > 0 else 0.0
+            self._row |= {"seconds": round(self.seconds, 3), "env_steps_per_second": speed}
+            self._row |= {name: round(seconds, 4) for name, seconds in timings.items()}
+        row = dict(self._row)
         if self.hooks is not None:
             self._call_hooks(self.hooks, row, parts)
             self._count_seconds(time.monotonic())
@@ -232,7 +245,8 @@ class Run:
             content = {"run": self.state_dict(), "seed": self.seed, "state": state, **circumstances(self.config)}
             if len(workers) > 1:  # else the state has everything
                 content["workers"] = workers
-            path = checkpoint.save(self.folder / CHECKPOINTS, self.iteration, content, self.config.keep_checkpoints)
+            folder, keep = self.folder / CHECKPOINTS, self.config.keep_checkpoints
+            path = checkpoint.save(folder, self.iterations_completed, content, keep)
         wait_for_all()
         if self.hooks is not None:
             self.hooks.checkpoint(path)
@@ -268,7 +282,7 @@ class Run:
 
     def write_config(self) -> None:
         """Write the configuration to config.yaml."""
-        on_main(lambda: _write_config(self.folder, self.config, self.seed))
+        on_main(lambda: _write_config(self.folder, self.config, self.seed, began_from(self.folder)))
 
     def message(self, text: str) -> None:
         """Print a line for the user."""
@@ -291,27 +305,44 @@ class Run:
             self._logs.close()
 
 
-def create_run(folder: Path, config: TrainConfig, seed: int, *, quiet: bool, changes: Sequence[Change] = ()) -> Run:
-    """Make a new run folder; ``changes`` tells how the configuration was scaled, if it was.
+def create_run(
+    folder: Path,
+    config: TrainConfig,
+    seed: int,
+    *,
+    quiet: bool,
+    changes: Sequence[Change] = (),
+    init_from: Path | None = None,
+) -> Run:
+    """Make a new run folder.
+
+    Args:
+        folder: the run folder.
+        config: written to it, with the seed.
+        seed: that of the run.
+        quiet: show no progress.
+        changes: how the configuration was scaled, if it was; written to the folder.
+        init_from: the run folder that the state comes from, if there is one; recorded in config.yaml.
 
     Raises:
         ConfigError: the folder already holds a run, or cannot be written.
     """
 
     def make_folder() -> None:
-        if (folder / CONFIG).exists() and _has_begun(folder):
+        if _has_begun(folder):
             raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
         try:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             if changes:
                 write_text(folder / SCALING_TABLE, table(changes) + "\n")
                 write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")
-            _write_config(folder, config, seed)
+            _write_config(folder, config, seed, init_from)
         except OSError as error:
             raise ConfigError(f"out is {str(folder)!r}, which cannot be written: {error.strerror}") from error
 
     on_main(make_folder)
     run = Run(folder, config, seed, quiet=quiet)
+    run.open_logs()
     for sentence in _needed_again(config):
         run.message(sentence)
     return run
@@ -341,8 +372,15 @@ def encoder_of_this_program(config: TrainConfig) -> list[str]:
     return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is taken for it"]
 
 
-def _write_config(folder: Path, config: TrainConfig, seed: int) -> None:
-    write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed, **signature(config)))
+def _write_config(folder: Path, config: TrainConfig, seed: int, init_from: Path | None) -> None:
+    start = {} if init_from is None else {_INIT_FROM: str(init_from.absolute())}
+    write_text(folder / CONFIG, to_yaml(config, anybatch=__version__, seed=seed, **start, **signature(config)))
+
+
+def began_from(folder: Path) -> Path | None:
+    """The run folder in which a run found its first weights, as its config.yaml records it; None from scratch."""
+    recorded = read_yaml(folder / CONFIG).get(_INIT_FROM)
+    return None if recorded is None else Path(str(recorded))
 
 
 def _show_past(doctor: LiveDoctor, path: Path, last_row: int) -> None:
@@ -351,7 +389,7 @@ def _show_past(doctor: LiveDoctor, path: Path, last_row: int) -> None:
         columns = read_progress(path)
         for values in zip(*columns.values(), strict=True):
             row = dict(zip(columns, values, strict=True))
-            if row["iteration"] <= last_row:
+            if row.get("iteration", math.inf) <= last_row:
                 doctor.look(row)
 
 
@@ -372,13 +410,15 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:
         values = read_yaml(path)
-        values.pop("anybatch")
+        if not isinstance(values, dict):
+            raise ConfigError(f"it holds {shown(values)} instead of fields and sections")
+        if "anybatch" not in values:
+            raise ConfigError("it has no entry anybatch, the version that wrote it")
         if "seed" not in values:
             raise CheckpointError(f"{str(path)!r} has no seed: put seed, an integer, into it")
-        seed = check_integer("seed", values.pop("seed"), at_least=0)
-        values.pop(SIGNATURE, None)
-        return from_dict(values), seed
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        seed = check_integer("seed", values["seed"], at_least=0)
+        return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES}), seed
+    except (TypeError, ValueError) as error:
         raise CheckpointError(f"{str(path)!r} is damaged: {str(error).splitlines()[0]}") from error
 
 
@@ -390,7 +430,9 @@ def open_run(
     trust_code: bool = False,
     quiet: bool,
 ) -> tuple[Run, dict[str, Any]]:
-    """Open a run folder to continue the run; :meth:`Run.write_config` then keeps what has changed.
+    """Read a run folder to continue the run; :meth:`Run.write_config` then keeps what has changed.
+
+    Nothing that the run has written is touched before :meth:`Run.open_logs`.
 
     Args:
         folder: the run folder.
@@ -407,6 +449,8 @@ def open_run(
         ConfigError: ``total_env_steps`` is not above the steps done, or the configuration names code of somebody else.
     """
     env_id = None if env is None else environment_id(env)
+    if total_env_steps is not None:
+        total_env_steps = check_integer("total_env_steps", total_env_steps, at_least=1)
 
     def read() -> tuple[TrainConfig, int, dict[str, Any], list[str]]:
         recorded, seed = read_config(folder)
@@ -417,7 +461,6 @@ def open_run(
         sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:
-            check_integer("total_env_steps", total_env_steps, at_least=1)
             if total_env_steps <= content["run"]["env_steps"]:
                 raise ConfigError(
                     f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
@@ -445,10 +488,11 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
         if _has_begun(folder):
             raise CheckpointError(f"{str(folder)!r} holds no checkpoint any more; train again with another --out")
-        file, out = shlex.quote(str(folder / CONFIG)), shlex.quote(str(folder))
+        file, out, start = shlex.quote(str(folder / CONFIG)), shlex.quote(str(folder)), began_from(folder)
+        options = "" if start is None else f" --init-from {shlex.quote(str(start))}"
         raise CheckpointError(
             f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
-            f"again: anybatch train {file} --out {out} --seed {seed}"
+            f"again: anybatch train {file} --out {out} --seed {seed}{options}"
         )
     return content_of_run(folder)
 

@@ -60,9 +60,14 @@ def require_trust(config: TrainConfig, file: Path, *, trust_code: bool, given: C
     if not named or trust_code or _is_signed(config, file):
         return
     fields = " and ".join(f"{name} {shown(value)}" for name, value in named.items())
+    reason = (
+        "was not written by your anybatch on this machine"
+        if user_key() is not None
+        else "may not be yours: the key in your data folder, which would tell, can be neither read nor made"
+    )
     raise ConfigError(
-        f"{str(file)!r} names Python code, {fields}, and was not written by your anybatch on this machine, so the code "
-        "is not imported; if you trust it, repeat with --trust-code (in Python trust_code=True)"
+        f"{str(file)!r} names Python code, {fields}, and {reason}, so the code is not imported; if you trust it, "
+        "repeat with --trust-code (in Python trust_code=True)"
     )
 
 

@@ -8,12 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from anybatch.errors import Interrupted
+
+_Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
 INTERRUPTED = 130
 """Exit code of a run that was asked to stop, and can be resumed."""
@@ -53,7 +55,7 @@ class Interrupts:
         self._left = threading.Event()
         self._outer: Interrupts | None = None
         self._first_signal: float | None = None
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, _Handler] = {}
 
     @property
     def requested(self) -> bool:
@@ -90,7 +92,8 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             self._outer, Interrupts.active = Interrupts.active, self
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._on_signal)
+                if signal.getsignal(number) is not signal.SIG_IGN:  # of nohup, or a process in the background
+                    self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -104,7 +107,7 @@ class Interrupts:
         if Interrupts.active is self:
             Interrupts.active = self._outer
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            _restore(number, handler)
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -128,7 +131,7 @@ class Interrupts:
                 print("anybatch: a call of the environment cannot be interrupted, so the process ends", file=sys.stderr)
                 exit_now(INTERRUPTED)
             signalled = self._section
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, next(iter(self._previous)))  # one that is caught
 
 
 def interruptible() -> AbstractContextManager[None]:
@@ -136,6 +139,18 @@ def interruptible() -> AbstractContextManager[None]:
     if Interrupts.active is None or threading.current_thread() is not threading.main_thread():
         return nullcontext()
     return Interrupts.active.interruptible()
+
+
+@contextmanager
+def separate_calls() -> Iterator[None]:
+    """Forget a call that was abandoned in this block, whose objects end with it, such as those of an evaluation."""
+    active = Interrupts.active if threading.current_thread() is threading.main_thread() else None
+    before = active is not None and active.call_interrupted
+    try:
+        yield
+    finally:
+        if active is not None:
+            active.call_interrupted = before
 
 
 def check_interrupt() -> None:
@@ -165,7 +180,12 @@ def ignoring_sigint() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        _restore(signal.SIGINT, previous)
+
+
+def _restore(number: int, handler: _Handler) -> None:
+    """Set a signal's handler of before; one that no Python code has set is None, and cannot be set again."""
+    signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def exit_beside_hung_threads(code: int) -> None:

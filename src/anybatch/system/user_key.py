@@ -17,10 +17,15 @@ def user_key() -> bytes | None:
         temporary = path.with_name(f".key.{secrets.token_hex(8)}")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with open(temporary, "xb", opener=_private) as file:
                 file.write(secrets.token_bytes(_BYTES))
             try:
                 os.link(temporary, path)  # complete or not at all, and never replacing that of another process
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links
+                with open(path, "xb", opener=_private) as file:
+                    file.write(temporary.read_bytes())
             finally:
                 temporary.unlink()
     except FileExistsError:
@@ -32,6 +37,10 @@ def user_key() -> bytes | None:
     except OSError:
         return None
     return key if len(key) == _BYTES else None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _data_folder() -> Path:
