@@ -87,26 +87,7 @@ def tabulate(name: str, function: Callable[[float], float]) -> str:
         ConfigError: a value of the function is not a number of at least 0, or it takes more than 4,096 points; ``name``
             is the field.
     """
-
-    @functools.cache
-    def value(fraction: float) -> float:
-        try:
-            result = function(fraction)
-        except Exception as error:
-            raise ConfigError(
-                f"{name} is a function that raises {type(error).__name__} at {fraction:g} of the run: {error}"
-            ) from error
-        try:
-            number = float(result)
-        except (OverflowError, TypeError, ValueError):
-            number = math.nan
-        if not 0 <= number < math.inf:
-            raise ConfigError(
-                f"{name} is a function that returns {shown(result)} at {fraction:g} of the run, but must return a "
-                "factor of at least 0"
-            )
-        return number
-
+    value = functools.cache(functools.partial(_checked, name, function))
     grid = [i / _SEGMENTS for i in range(_SEGMENTS + 1)]
     at_grid, highest = max(map(value, grid)), max(map(value, _PROBES))
     tolerance = _TOLERANCE * max(at_grid, highest / 2)  # the half leaves smooth functions at the points they had before
@@ -140,6 +121,26 @@ def tabulate(name: str, function: Callable[[float], float]) -> str:
                 "that changes more slowly"
             )
     return " ".join(f"{x:.12g}:{y:.12g}" for x, y in points)
+
+
+def _checked(name: str, function: Callable[[float], float], fraction: float) -> float:
+    """Value of a schedule's function."""
+    try:
+        result = function(fraction)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} is a function that raises {type(error).__name__} at {fraction:g} of the run: {error}"
+        ) from error
+    try:
+        number = float(result)
+    except (OverflowError, TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ConfigError(
+            f"{name} is a function that returns {shown(result)} at {fraction:g} of the run, but must return a "
+            "factor of at least 0"
+        )
+    return number
 
 
 def _between(first: tuple[float, float], middle: tuple[float, float], last: tuple[float, float]) -> bool:
