@@ -147,6 +147,13 @@ def test_what_has_no_counterpart(changes: dict[str, Any], framework: str, words:
     assert any(words in sentence for sentence in translate(ppo(**changes), framework).missing)
 
 
+def test_a_missing_counterpart_is_named_once() -> None:
+    missing = translate(ppo_ewma(advantage_normalize=False), "rsl_rl").missing
+    assert [x for x in missing if "advantage.normalize" in x] == [
+        "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
+    ]
+
+
 def test_a_kl_penalty_is_not_mentioned_where_there_is_none() -> None:
     assert "kl_target" not in str(translate(ppo(), "rllib"))
     assert "kl_coefficient" not in str(translate(ppo(), "sb3"))

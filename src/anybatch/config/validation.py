@@ -177,6 +177,18 @@ def check_number(name: str, value: float, *, of: str, at_least: float) -> None:
         raise ConfigError(f"{name} is {shown(given)}, but must be a finite number of {of}, at least {at_least}")
 
 
+def check_positive(name: str, value: float) -> float:
+    """Return ``value`` if it is a finite number above 0.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    given: Any = value
+    if not (isinstance(given, Real) and 0 < value < math.inf):
+        raise ConfigError(f"{name} is {shown(given)}, but must be a finite number above 0")
+    return value
+
+
 def check_choice(name: str, value: Any, kind: Any) -> None:
     """Raise a ConfigError unless ``value`` is a choice of ``kind``: a Literal, bool, or a union of the two."""
     choices = [choice for part in (kind, *get_args(kind)) for choice in _choices(part)]

@@ -112,7 +112,7 @@ def ppo_notes(
         yield f"policy.kl_coefficient {policy.kl_coefficient:g}: no counterpart; {clipping} limits the policy instead"
     if config.advantage.normalize and normalization:
         yield f"advantage.span {config.advantage.span:g}: no counterpart; {normalization}"
-    if not config.advantage.normalize and always:
+    if not config.advantage.normalize and always and normalization:
         yield f"advantage.normalize false: no counterpart; {normalization}"
     if optimizer.value_epochs != optimizer.policy_epochs:
         yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; the value takes policy_epochs too"
