@@ -69,14 +69,27 @@ def resolve_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"
 
 
 def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "bf16"]) -> Tensor:
-    """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set."""
+    """Features (B, F) in float32; under autocast where `precision` is bf16 and the encoder has `low_precision` set.
+
+    Raises ConfigError if they have another shape than the encoder's `out_features` says.
+    """
     if precision == "fp32" or not getattr(encoder, "low_precision", False):
-        return as_float32(encoder(observation))
+        return _checked(as_float32(encoder(observation)), encoder)
     # Without the cache of cast weights: each weight is used once here, and functional weights must not be mixed up.
     device = observation.device if isinstance(observation, Sequences) else leaves(observation)[0].device
     with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
         features = encoder(observation)
-    return as_float32(features)
+    return _checked(as_float32(features), encoder)
+
+
+def _checked(features: Tensor, encoder: nn.Module) -> Tensor:
+    if features.shape[1:] != (encoder.out_features,):
+        shape = ", ".join(map(str, features.shape[1:]))
+        raise ConfigError(
+            f"model.encoder {type(encoder).__name__} returned features (B, {shape}), but must return "
+            f"(B, {encoder.out_features}), as its out_features says"
+        )
+    return features
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
