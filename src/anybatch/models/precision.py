@@ -83,11 +83,10 @@ def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "
 
 
 def _checked(features: Tensor, encoder: nn.Module) -> Tensor:
-    if features.shape[1:] != (encoder.out_features,):
-        shape = ", ".join(map(str, features.shape[1:]))
+    if features.shape[-1] != encoder.out_features:
         raise ConfigError(
-            f"model.encoder {type(encoder).__name__} returned features (B, {shape}), but must return "
-            f"(B, {encoder.out_features}), as its out_features says"
+            f"model.encoder {type(encoder).__name__} returned features of shape {tuple(features.shape)}, but must "
+            f"return (B, {encoder.out_features}), as its out_features says"
         )
     return features
 
