@@ -83,7 +83,7 @@ def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "
 
 
 def _checked(features: Tensor, encoder: nn.Module) -> Tensor:
-    if features.shape[-1] != encoder.out_features:
+    if not torch.jit.is_tracing() and features.shape[-1] != encoder.out_features:  # a trace would warn about it
         raise ConfigError(
             f"model.encoder {type(encoder).__name__} returned features of shape {tuple(features.shape)}, but must "
             f"return (B, {encoder.out_features}), as its out_features says"
