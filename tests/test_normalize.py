@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ def test_span_1_is_the_current_iteration_alone() -> None:
 def test_what_has_no_weight_changes_nothing() -> None:
     normalizer = AdvantageNormalizer()
     normalizer.update(math.nan, 0.0, 0)  # the mean of no samples
-    assert normalizer(torch.zeros(2)).isfinite().all()
+    assert normalizer(torch.ones(2), torch.zeros(2).bool()).tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match=r"cannot be normalised before update\(mean, var, count\) has added some"):
+        normalizer(torch.ones(2))
     normalizer.update(math.nan, math.inf, 10)
     assert all(map(math.isnan, normalizer.moments()))  # the iteration itself was not finite
     normalizer.update(5.0, 4.0, 10)  # and with span 1 has no weight any more
@@ -259,9 +262,24 @@ def test_stacked_runs_are_normalised_as_single_ones() -> None:
             torch.testing.assert_close(reward[run], of_rewards(data[run], first[run]))
 
 
+def test_a_variance_below_0_is_0() -> None:
+    normalizer = AdvantageNormalizer()
+    normalizer.update(1.0, -1e-9, 10)  # E[x^2] - E[x]^2 of constant data, rounded
+    assert normalizer.moments() == (1.0, 0.0)
+    assert normalizer(torch.ones(3)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("wrong", [{"num_envs": 0}, {"discount": 1.0}, {"discount": math.nan}, {"clip": -1.0}])
+def test_reward_normalizer_names_a_wrong_number(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"^{name} is {wrong[name]}, but must be "):
+        RewardNormalizer(**{"num_envs": 2, **wrong})
+
+
 def test_advantage_normalizer_names_a_wrong_argument() -> None:
     normalizer, stacked = AdvantageNormalizer(), AdvantageNormalizer(torch.ones(2, dtype=torch.float64))
     data = torch.zeros(2, 3)
+    normalizer.update(0.0, 1.0, 6)
     with pytest.raises(TypeError, match=r"^advantage is a numpy.ndarray, .* torch.as_tensor\(advantage\)"):
         normalizer(data.numpy())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^advantage is a tensor of torch\.int64"):
@@ -286,6 +304,7 @@ def test_reward_normalizer_names_a_wrong_argument() -> None:
     for wrong, error, words in (
         ((reward.T, first.T), ValueError, r"^reward has shape \(3, 2\), but must be \(2, T\)"),
         ((reward[:1], first[:1]), ValueError, r"^reward has shape \(1, 3\)"),
+        ((reward[:, :0], first[:, :0]), ValueError, r"^reward has shape \(2, 0\), but must be .* at least 1$"),
         ((reward, first[:, :1]), ValueError, r"^first has shape \(2, 1\), but must be \(2, 3\)"),
         ((reward, first.float()), TypeError, "^first is a tensor of torch.float32, but must be a bool tensor"),
         ((reward.numpy(), first), TypeError, "^reward is a numpy.ndarray"),

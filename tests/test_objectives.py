@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from anybatch.advantages import gae
 from anybatch.objectives import (
+    auxiliary_loss,
     behavior_share,
     capped_behavior,
     decoupled_clip_loss,
@@ -150,6 +152,13 @@ def test_zero_kl_coefficient_removes_an_infinite_kl() -> None:
     value, gradient = value_and_gradient(decoupled_kl_loss(logp, behav, advantage, kl, kl_coefficient=0.0), logp)
     assert torch.isfinite(value)
     assert torch.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("coefficient", [0.0, torch.zeros(1)])
+def test_zero_clone_coefficient_removes_an_infinite_kl(coefficient: float | Tensor) -> None:
+    """0.5 (1 - 0)^2 of both value heads is 1, whatever the KL."""
+    one, zero, far = torch.ones(1), torch.zeros(1), torch.full((1,), math.inf)
+    assert auxiliary_loss(one, one, zero, far, clone_coefficient=coefficient).item() == 1
 
 
 def test_kl_loss_by_hand() -> None:
@@ -338,6 +347,42 @@ def test_losses_compile_in_one_graph_with_numbers_and_tensors() -> None:
             return clip + decoupled_kl_loss(*samples, kl_coefficient=number)
 
         assert torch.equal(torch.compile(both, backend="eager", fullgraph=True)(), both())
+
+
+def test_a_clipped_sample_has_no_gradient_however_large_its_weight() -> None:
+    """log theta/behav of 100: e^100 is infinite in fp32. The objective is min(e^60 A, 1.2 A) = 1.2 for A = 1."""
+    logp, zero = torch.tensor([100.0], requires_grad=True), torch.zeros(1)
+    for cap in (math.inf, torch.tensor([math.inf])):
+        loss = decoupled_clip_loss(logp, zero, zero, torch.ones(1), clip=0.2, max_importance_ratio=cap)
+        value, gradient = value_and_gradient(loss, logp)
+        assert value.item() == pytest.approx(-1.2) and gradient.item() == 0
+
+
+def test_float64_coefficients_of_stacked_runs_are_fp32() -> None:
+    x, number = torch.zeros(2, 3), torch.full((2, 1), 0.1, dtype=torch.float64)
+    caps = {"max_importance_ratio": number + 1}
+    for result in (
+        decoupled_clip_loss(x, x, x, x, clip=number, **caps),
+        decoupled_kl_loss(x, x, x, x, kl_coefficient=number, **caps),
+        auxiliary_loss(x, x, x, x, clone_coefficient=number),
+        interpolated_logp(x, x, number),
+        *gae(x, x, x, x.bool(), x.bool(), discount=number, gae_lambda=number),
+    ):
+        assert result.dtype == torch.float32
+
+
+def test_numbers_that_make_no_sense_are_named() -> None:
+    x = torch.zeros(3)
+    for call, error, words in (
+        (lambda: decoupled_clip_loss(x, x, x, x, clip=(0.1, 0.2, 0.3)), TypeError, r"^clip is \(0.1, .* tuple of two"),
+        (lambda: decoupled_clip_loss(x, x, x, x, clip=[0.1, 0.2]), TypeError, r"^clip is \[0.1, .* tuple of two"),
+        (lambda: interpolated_logp(x, x, 1.5), ValueError, r"^behavior_share is 1.5, but must be from 0 to 1"),
+        (lambda: second_moment_mask(x, x, math.nan), ValueError, r"^limit is nan, but must be above 0"),
+        (lambda: second_moment_mask(x, x, -1.0), ValueError, r"^limit is -1.0, but must be above 0"),
+        (lambda: behavior_share(8, -4), ValueError, r"^age is -4, but must be at least 0"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
 def test_second_moment_mask_by_hand() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anybatch.errors import ConfigError
 from anybatch.minibatches import Minibatch
 from anybatch.proximal import BehaviorProximal, EwmaProximal, RecentProximal, sum_of_powers
 
@@ -298,6 +299,17 @@ def test_replaced_parameters_buffers_and_layers_are_followed() -> None:
     expected = sum(w * p for w, p in zip(weights, powers, strict=True)) / sum(powers)
     assert ewma.average[0].item() == pytest.approx(expected, rel=1e-5)
     assert ewma.module[1].running_mean == 3  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("kind", [EwmaProximal, RecentProximal])
+def test_a_network_that_cannot_be_copied_is_named(kind: type[Any]) -> None:
+    source = nn.Sequential(nn.utils.weight_norm(nn.Linear(2, 2)))  # its weight is computed, no parameter
+    with pytest.raises(
+        ConfigError, match=r"model.encoder in it, cannot be copied .* use torch.nn.utils.parametrizations"
+    ):
+        kind(source)
+    kind(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

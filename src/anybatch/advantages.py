@@ -46,8 +46,9 @@ def gae(
     check_alike(2, reward=reward, value=value, next_value=next_value)
     for name, mask in (("done", done), ("terminated", terminated)):
         check_mask(name, mask, reward)
+    discount = check_coefficient("discount", discount, reward)
+    gae_lambda = check_coefficient("gae_lambda", gae_lambda, reward)
     for name, coefficient in (("discount", discount), ("gae_lambda", gae_lambda)):
-        check_coefficient(name, coefficient, reward)
         if not isinstance(coefficient, Tensor) and not coefficient <= 1:
             raise ValueError(f"{name} is {coefficient}, but must be from 0 to 1")
     if not reward.shape[-1]:
@@ -56,7 +57,6 @@ def gae(
         raise ValueError("terminated is true for a step for which done is not, but an episode that terminates is done")
     with torch.no_grad():
         reward, value, next_value = reward.float(), value.float(), next_value.float()
-        discount, gae_lambda = (x.float() if isinstance(x, Tensor) else x for x in (discount, gae_lambda))
         delta = reward + discount * torch.where(terminated, 0.0, next_value) - value
         carry = torch.where(done, 0.0, torch.ones_like(delta) * (discount * gae_lambda))
         deltas, carries = delta.unbind(-1), carry.unbind(-1)

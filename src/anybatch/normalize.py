@@ -73,6 +73,7 @@ class AdvantageNormalizer:
         """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers.
 
         A count of 0 changes nothing, whatever its mean. What has no weight left is forgotten even if it was not finite.
+        A variance below 0, as rounding errors of mean squares make it, counts as 0.
 
         Raises:
             ValueError: an argument is neither a number nor (R,) for R stacked runs.
@@ -87,7 +88,7 @@ class AdvantageNormalizer:
         before = [getattr(moments, name) for name in names]
         lost = (self.decay * moments.weight == 0) & ~torch.isfinite(moments.mean + moments.squares)  # 0 * NaN is NaN
         moments.mean, moments.squares = (torch.where(lost, 0.0, x) for x in (moments.mean, moments.squares))
-        moments.add(mean, var, count, self.decay)
+        moments.add(mean, var.clamp(min=0), count, self.decay)
         for name, x in zip(names, before, strict=True):
             setattr(moments, name, torch.where(count > 0, getattr(moments, name), x))
 
@@ -104,7 +105,7 @@ class AdvantageNormalizer:
 
         Raises:
             TypeError: ``advantage`` is no floating-point tensor, or ``valid`` no bool tensor.
-            ValueError: the shapes differ, or there is no run axis for stacked runs.
+            ValueError: the shapes differ, there is no run axis for stacked runs, or no samples were added yet.
         """
         check_alike(0, advantage=advantage)
         if valid is not None:
@@ -114,6 +115,8 @@ class AdvantageNormalizer:
             raise ValueError(
                 f"advantage has shape {tuple(advantage.shape)}, but must be ({runs[0]}, ...), a row for each run"
             )
+        if not bool((self._moments.weight > 0).any()) and (valid is None or bool(valid.any())):
+            raise ValueError("advantages cannot be normalised before update(mean, var, count) has added some")
         mean, std = _before(self._moments.mean, advantage), _before(self._moments.var.sqrt(), advantage)
         # in float64: for constant data a rounding error of the mean must not be divided by epsilon
         normalized = ((advantage.double() - mean) / (std + _EPSILON)).float()
@@ -142,11 +145,21 @@ class RewardNormalizer:
         """Start without history.
 
         Args:
-            num_envs: environments of this worker, of each run.
-            discount: of the running return.
-            clip: bound on the normalised reward's magnitude.
+            num_envs: environments of this worker, of each run, at least 1.
+            discount: of the running return, at least 0 and below 1.
+            clip: bound on the normalised reward's magnitude, above 0; ``inf`` for none.
             runs: number of stacked runs R; None for a single run, whose rewards have no run axis.
+
+        Raises:
+            ValueError: a number is out of range.
         """
+        for name, value, allowed, words in (
+            ("num_envs", num_envs, num_envs >= 1, "at least 1"),
+            ("discount", discount, 0 <= discount < 1, "at least 0 and below 1"),
+            ("clip", clip, clip > 0, "above 0"),
+        ):
+            if not allowed:
+                raise ValueError(f"{name} is {value}, but must be {words}")
         self.discount = discount
         self.clip = clip
         shape = () if runs is None else (runs,)
@@ -157,7 +170,7 @@ class RewardNormalizer:
         """Normalise a rollout's rewards, after adding it to the statistics.
 
         Args:
-            reward: (N, T) raw rewards.
+            reward: (N, T) raw rewards, T at least 1.
             first: (N, T) bool, the step was the first of its episode.
 
         Returns:
@@ -169,10 +182,10 @@ class RewardNormalizer:
         """
         check_alike(reward=floating(reward))
         check_mask("first", first, reward)
-        if reward.shape[:-1] != self._return.shape:
+        if reward.shape[:-1] != self._return.shape or not reward.shape[-1]:
             envs = ", ".join(map(str, self._return.shape))
             raise ValueError(
-                f"reward has shape {tuple(reward.shape)}, but must be ({envs}, T): environments, then time"
+                f"reward has shape {tuple(reward.shape)}, but must be ({envs}, T): environments, then time, at least 1"
             )
         raw = reward.double()
         returns = self._discounted_returns(raw, first)

@@ -19,8 +19,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-# exp of this is finite in fp32; it bounds the *value* of samples that are clipped and so have no gradient
+# exp of this is finite in fp32: it bounds weights that no cap limits, and the value of clipped samples
 _LARGEST_EXPONENT = 60.0
+_LARGEST_WEIGHT = math.exp(_LARGEST_EXPONENT)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,11 @@ def decoupled_clip_loss(
         check_mask("mask", mask, logp)
     logp, logp_proximal, logp_behavior, advantage = _masked(mask, logp, logp_proximal, logp_behavior, advantage)
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
-    weight = torch.exp(logp - logp_behavior)  # theta/behav, which is prox/behav * r
+    finite = logp_behavior
+    if isinstance(max_importance_ratio, Tensor) or max_importance_ratio > _LARGEST_WEIGHT:
+        # a clipped sample's gradient would be 0 times an infinite weight
+        finite = capped_behavior(logp, logp_behavior, _LARGEST_WEIGHT)
+    weight = torch.exp(logp - finite)  # theta/behav, which is prox/behav * r
     ratio = torch.exp(logp.detach() - logp_proximal)
     clipped = clipped_weight(weight, ratio, logp_proximal - logp_behavior, clip)
     return -_mean(torch.minimum(weight * advantage, clipped * advantage), mask)
@@ -91,9 +96,10 @@ def clipped_weight(
         (B,) clipped weights; those of samples outside the range carry no gradient.
     """
     check_alike(weight=weight, ratio=ratio, log_prefix=log_prefix)
+    if isinstance(clip, (tuple, list)) and not (isinstance(clip, tuple) and len(clip) == 2):
+        raise TypeError(f"clip is {clip}, but must be a number, a tensor, or a tuple of two, (low, high)")
     low, high = clip if isinstance(clip, tuple) else (clip, clip)
-    check_coefficient("clip", low, ratio)
-    check_coefficient("clip", high, ratio)
+    low, high = check_coefficient("clip", low, ratio), check_coefficient("clip", high, ratio)
     weight, ratio, log_prefix = weight.float(), ratio.float(), log_prefix.float()
     prefix = torch.exp(log_prefix.clamp(max=_LARGEST_EXPONENT))
     # inside the range it *is* the weight, so that an infinite range leaves no trace of prox
@@ -130,16 +136,11 @@ def decoupled_kl_loss(
     check_alike(logp=logp, logp_behavior=logp_behavior, advantage=advantage, kl=kl)
     if mask is not None:
         check_mask("mask", mask, logp)
-    check_coefficient("kl_coefficient", kl_coefficient, logp)
+    kl_coefficient = check_coefficient("kl_coefficient", kl_coefficient, logp)
     logp, logp_behavior, advantage, kl = _masked(mask, logp, logp_behavior, advantage, kl)
-    # 0 times an infinite KL would be NaN
-    if isinstance(kl_coefficient, Tensor):
-        kl = torch.where(kl_coefficient == 0, 0.0, kl)
-    elif kl_coefficient == 0:
-        kl = torch.zeros_like(logp)
     logp_behavior = capped_behavior(logp, logp_behavior, max_importance_ratio)
     weight = torch.exp(logp - logp_behavior)
-    return -_mean(weight * advantage - kl_coefficient * kl, mask)
+    return -_mean(weight * advantage - _penalty(kl_coefficient, kl), mask)
 
 
 def half_squared_log_ratio(logp: Tensor, logp_proximal: Tensor) -> Tensor:
@@ -177,10 +178,10 @@ def auxiliary_loss(
         Scalar loss, the mean over the samples.
     """
     check_alike(value=value, auxiliary_value=auxiliary_value, value_target=value_target, kl=kl)
-    check_coefficient("clone_coefficient", clone_coefficient, value)
+    clone_coefficient = check_coefficient("clone_coefficient", clone_coefficient, value)
     value, auxiliary_value, value_target, kl = _masked(None, value, auxiliary_value, value_target, kl)
     errors = (auxiliary_value - value_target).square() + (value - value_target).square()
-    return _mean(0.5 * errors + clone_coefficient * kl, None)
+    return _mean(0.5 * errors + _penalty(clone_coefficient, kl), None)
 
 
 def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: float | Tensor) -> Tensor:
@@ -197,8 +198,7 @@ def capped_behavior(logp: Tensor, logp_behavior: Tensor, max_importance_ratio: f
         (B,) capped log pi_behav(a|s), without gradient.
     """
     check_alike(logp=logp, logp_behavior=logp_behavior)
-    cap = max_importance_ratio
-    check_coefficient("max_importance_ratio", cap, logp, positive=True)
+    cap = check_coefficient("max_importance_ratio", max_importance_ratio, logp, positive=True)
     log_cap = torch.log(cap) if isinstance(cap, Tensor) else math.log(cap)
     return torch.maximum(logp_behavior.float(), logp.detach().float() - log_cap)
 
@@ -218,6 +218,7 @@ def second_moment_mask(logp: Tensor, logp_behavior: Tensor, limit: float) -> Ten
         (B,) bool, without gradient.
     """
     check_alike(logp=logp, logp_behavior=logp_behavior)
+    check_coefficient("limit", limit, logp, positive=True)
     squares = (logp.detach().float() - logp_behavior.float()).square()
     largest_first, order = squares.sort(dim=-1, descending=True)
     count = squares.shape[-1]
@@ -242,7 +243,9 @@ def interpolated_logp(logp: Tensor, logp_behavior: Tensor, behavior_share: float
         (B,) log pi_prox(a|s), without gradient.
     """
     check_alike(logp=logp, logp_behavior=logp_behavior)
-    check_coefficient("behavior_share", behavior_share, logp)
+    behavior_share = check_coefficient("behavior_share", behavior_share, logp)
+    if not isinstance(behavior_share, Tensor) and not behavior_share <= 1:
+        raise ValueError(f"behavior_share is {behavior_share}, but must be from 0 to 1")
     return behavior_share * logp_behavior.float() + (1 - behavior_share) * logp.detach().float()
 
 
@@ -256,8 +259,14 @@ def behavior_share(center_of_mass: float | Tensor, age: float) -> float | Tensor
 
     Args:
         center_of_mass: in gradient steps; a tensor for stacked runs.
-        age: of the data, in gradient steps; with 0 the share is 1.
+        age: of the data, in gradient steps, at least 0; with 0 the share is 1.
+
+    Raises:
+        ValueError: an argument is below 0.
     """
+    for name, number in (("center_of_mass", center_of_mass), ("age", age)):
+        if not isinstance(number, Tensor) and not number >= 0:
+            raise ValueError(f"{name} is {number}, but must be at least 0")
     if isinstance(center_of_mass, Tensor):
         return (center_of_mass / age).clamp(max=1.0) if age else torch.ones_like(center_of_mass)
     return min(1.0, center_of_mass / age) if age else 1.0
@@ -306,8 +315,8 @@ def check_mask(name: str, mask: Tensor, samples: Tensor) -> None:
         )
 
 
-def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, positive: bool = False) -> None:
-    """Check that an argument is a number, at least 0, or a tensor with one for each run of ``samples``.
+def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, positive: bool = False) -> float | Tensor:
+    """Return an argument if it is a number, at least 0, or, in fp32, a tensor with one for each run of ``samples``.
 
     Args:
         name: of the argument.
@@ -326,10 +335,12 @@ def check_coefficient(name: str, value: float | Tensor, samples: Tensor, *, posi
             raise ValueError(
                 f"{name} has shape {tuple(value.shape)}, but must be a number or broadcast to {one_per_run}"
             )
-    elif not isinstance(value, (float, int, Real)):  # the first two are much the faster ones to ask for
+        return value.float()
+    if not isinstance(value, (float, int, Real)):  # the first two are much the faster ones to ask for
         raise TypeError(f"{name} is {_kind(value)}, but must be a number or a tensor")
-    elif not (value > 0 if positive else value >= 0):
+    if not (value > 0 if positive else value >= 0):
         raise ValueError(f"{name} is {value}, but must be {'above' if positive else 'at least'} 0")
+    return value
 
 
 def _broadcasts_to(shape: Sequence[int], target: Sequence[int]) -> bool:
@@ -363,6 +374,13 @@ def _masked(mask: Tensor | None, *values: Tensor) -> tuple[Tensor, ...]:
     if mask is None:
         return values
     return tuple(torch.where(mask, value, torch.zeros((), device=value.device)) for value in values)
+
+
+def _penalty(coefficient: float | Tensor, kl: Tensor) -> Tensor:
+    """``coefficient * kl``, and 0 where the coefficient is: 0 times an infinite KL would be NaN."""
+    if isinstance(coefficient, Tensor):
+        return coefficient * torch.where(coefficient == 0, 0.0, kl)
+    return coefficient * kl if coefficient else torch.zeros_like(kl)
 
 
 def _mean(value: Tensor, mask: Tensor | None) -> Tensor:

@@ -43,6 +43,9 @@ from anybatch.proximal import ProximalPolicy
 from anybatch.sampling.replay import RecentBatches, passes
 from anybatch.system.signals import Interrupts
 
+CPU_MICRO_BATCH = 256
+"""Most samples in one forward-backward pass on a CPU, unless the configuration has a number."""
+
 Show: TypeAlias = Callable[[str], None]
 """Shows a text to the user."""
 
@@ -86,7 +89,7 @@ class Learner:
     @property
     def micro_batch(self) -> int:
         """Most samples in one forward-backward pass, by the configuration or the device."""
-        return self.config.micro_batch or (2048 if self.on_gpu else 256)
+        return self.config.micro_batch or (2048 if self.on_gpu else CPU_MICRO_BATCH)
 
     def update_observation_normalizer(self, moments: Tensor) -> None:
         """Add a rollout's moments (N, 2, F) to the statistics that the next one is normalised with."""

@@ -199,6 +199,9 @@ def ppo_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConf
     frames, the maximum of 2 frames in 84 x 84 greys, stacks of 4, the sign of rewards, and the end of an episode with a
     life; no sticky actions. Returns are those of whole games, before clipping. Differences as in :func:`ppo_control`.
 
+    ``env_options`` replaces the options of the preset, ``episodic_life`` and ``reward_clip``: name them too to keep
+    them. On the command line, options that are not named stay.
+
     Arguments and errors as for :func:`ppo`.
     """
     config = ppo_control(

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from anybatch.errors import ConfigError
 from anybatch.minibatches import Minibatch
 from anybatch.models.distributions import Distribution
 
@@ -102,7 +103,7 @@ class RecentProximal(_FrozenCopy):
     def __init__(self, module: nn.Module) -> None:
         """``module``: the policy network, observation -> (B, P); a frozen copy is kept."""
         self._source = module
-        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.module = _frozen(module)
 
     def before_iteration(self) -> None:
         """Copy the current policy, with the buffers that checkpoints leave out."""
@@ -157,7 +158,7 @@ class EwmaProximal(_FrozenCopy):
             raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
         self.beta = decay_of(center_of_mass)
         """Decay rate of the average."""
-        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.module = _frozen(module)
         """The network for forward passes, with the dtypes of the policy; without gradient."""
         self._names = [name for name, x in self.module.named_parameters() if x.is_floating_point() or x.is_complex()]
         copies = [self.module.get_parameter(name) for name in self._names]
@@ -252,6 +253,16 @@ class EwmaProximal(_FrozenCopy):
         owners = [x for m in self._source.modules() for x in (m._parameters, m._buffers, m._modules)]
         self._owners = [owner for owner in owners if owner]
         self._contents: list[object] = [x for owner in self._owners for x in owner.values()]
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).requires_grad_(False)
+    except RuntimeError as error:  # of tensors that are results, not parameters
+        raise ConfigError(
+            f"the policy network, with model.encoder in it, cannot be copied for the proximal policy: {error}; use "
+            "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm"
+        ) from error
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -11,12 +11,14 @@ import typing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from anybatch.cli.completion import script
 from anybatch.cli.main import COMMANDS, main
 from anybatch.cli.scale import Arguments as ScaleArguments
 from anybatch.config import fields
 from anybatch.config.frameworks.tables import FRAMEWORKS
+from anybatch.config.io import from_dict
 from anybatch.presets import PRESETS
 
 
@@ -84,6 +86,14 @@ def test_every_field_is_an_option(command: str, capsys: pytest.CaptureFixture[st
     assert names <= flags(every_option(command, capsys))
     # a word of the command line that comes before is no topic
     assert flags(page([command, "ppo", "--out", "all", "--help", "all"], capsys)) >= names
+
+
+@pytest.mark.parametrize("words", [["--optimizer.max-grad-norm", "none"], ["--optimizer.max_grad_norm=none"]])
+def test_none_is_written_as_in_messages(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["ppo-control", *words, "--env.action-mask", "none", "--divide-batch-by", "2", "--format", "yaml"]
+    assert main(["scale", *arguments]) == 0
+    config = from_dict(yaml.safe_load(capsys.readouterr().out))
+    assert (config.optimizer.max_grad_norm, config.env.action_mask) == (None, "none")
 
 
 def test_every_framework_can_be_asked_for() -> None:

@@ -310,7 +310,7 @@ BAD: dict[str, list[Any]] = {
     "model.recurrent_width": [0],
     "model.policy_gain": [-0.1, math.nan, math.inf],
     "model.value_gain": [-0.1, math.nan, math.inf],
-    "model.gaussian.log_std": [math.nan, math.inf],
+    "model.gaussian.log_std": [math.nan, math.inf, -20.1, 100.0],
     "reward.return_discount": [-0.1, 1.0, 1.5, math.nan],
     "reward.bound": [0.0, -1.0, math.nan],
     "advantage.discount": [-0.5, 1.01, math.nan, math.inf],
@@ -353,6 +353,7 @@ GOOD: dict[str, list[Any]] = {
     "observation.clip": [math.inf],
     "model.recurrent_width": [1, None],
     "model.policy_gain": [0.0, None],
+    "model.gaussian.log_std": [-20.0, 20.0],
     "model.gaussian.log_std_bounds": [(-5.0, 2.0), None],
     "advantage.discount": [0.0, 1.0],
     "advantage.gae_lambda": [0.0, 1.0],
@@ -467,6 +468,14 @@ STALE: dict[str, Any] = {"rollout.source.kind": "delayed", "delay": 4}
                 ("1(c)", {"objective": "kl"}),
             )
         ),
+        (
+            {"policy.clip": math.inf, "clip_schedule": "linear"},
+            ["policy.clip_schedule is", "policy.clip is inf"],
+        ),
+        (  # (x + 9) / 11 of it rounds to 1, whose atanh is infinite
+            {"log_std_bounds": (-20.0, 2.0), "log_std": math.nextafter(2, 0)},
+            ["model.gaussian.log_std is 1.9999", "inside model.gaussian.log_std_bounds"],
+        ),
         ({"deterministic": True}, ["rollout.source.deterministic is True", "asynchronous"]),
         ({"ray_workers": 2}, ["rollout.source.ray_workers is 2", "asynchronous"]),
         (
@@ -519,17 +528,35 @@ def test_combinations_that_make_sense(changes: dict[str, Any]) -> None:
         (TrainConfig(policy=PolicyConfig(clip="0.2")), "policy.clip is '0.2'"),  # type: ignore[arg-type]
         (TrainConfig(total_env_steps=1.5), "total_env_steps is 1.5, but must be an integer"),  # type: ignore[arg-type]
         (TrainConfig(env=EnvConfig(num_envs=4.5)), "env.num_envs is 4.5, but must be an integer"),  # type: ignore[arg-type]
+        (TrainConfig(env={"id": ENV}), "env is .*, but must be of the class EnvConfig"),  # type: ignore[arg-type]
+        (TrainConfig(optimizer=OptimizerConfig(adam_betas=(np.float64(0.9), 0.999))), r"must be \(0.9, 0.999\)"),
+        (TrainConfig(env=EnvConfig(options={"x": np.int64(2)})), "but must be {'x': 2}"),  # type: ignore[dict-item]
+        (TrainConfig(optimizer=OptimizerConfig(step_size=10**400)), "step_size is 10+.*must be a number below 1.8e308"),
+        (
+            TrainConfig(optimizer=OptimizerConfig(schedule=lambda x: x)),
+            "schedule is .* text here; presets",
+        ),  # type: ignore[arg-type]
+        ((ppo(ENV), []), "the configuration is a tuple, but .*; scale and rescale return"),
+        (ppo, "the configuration is a function, but must be a TrainConfig"),
     ],
 )
-def test_configurations_made_directly_are_checked_like_others(config: TrainConfig, sentence: str) -> None:
+def test_configurations_made_directly_are_checked_like_others(config: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         validate(config)
+
+
+def test_integers_in_place_of_floats_are_right() -> None:
+    validate(TrainConfig(optimizer=OptimizerConfig(step_size=1, adam_betas=(0, 0.999))))
 
 
 def test_values_of_other_libraries_and_of_yaml() -> None:
     config = override(TrainConfig(), {"num_envs": np.int64(4), "step_size": np.float32(0.5), "max_grad_norm": "none"})
     assert (config.env.num_envs, config.optimizer.step_size, config.optimizer.max_grad_norm) == (4, 0.5, None)
     assert type(config.env.num_envs) is int and type(config.optimizer.step_size) is float
+    words = {"env.id": np.str_(ENV), "objective": np.str_("kl"), "schedule": np.str_("linear")}
+    config = override(config, {**words, "env_options": {"a": np.str_("x"), "b": np.float64(2.0), "c": np.bool_(True)}})
+    assert from_dict(yaml.safe_load(to_yaml(validate(config)))) == config  # NumPy's cannot be written
+    assert list(map(type, config.env.options.values())) == [str, float, bool]
     for changes, words in (
         ({"info_keys": "is_success"}, "must be a list of values"),
         ({"log_std_bounds": (1,)}, "must be 2 values or none"),
@@ -550,6 +577,9 @@ def test_config_errors_are_value_errors_and_anybatch_errors() -> None:
         (b"env: {id: \xff\xfe}\n", "not text in UTF-8"),
         (b"a: " + b"[" * 3000, "nested too deeply"),
         (b"a: 9999-99-99\n", "not YAML"),
+        (b"optimizer: {step_size: 0.1}\ndevice: cpu\noptimizer: {}\n", "'optimizer' twice, the second time in line 3"),
+        (b"env: {id: a, num_envs: 1, id: b}\n", "'id' twice"),
+        (b"optimizer: {step_size: 1" + b"0" * 400 + b"}\n", "step_size is 10+.*must be a number below"),
         (b"#" * 1_000_001, "more than 1,000,000 bytes"),
     ],
 )
@@ -559,6 +589,11 @@ def test_hostile_files_are_one_sentence(content: bytes, words: str, tmp_path: Pa
     with pytest.raises(ConfigError, match=words) as caught:
         read_config_file(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_home_that_does_not_exist_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"^~no-such-user/x.yaml cannot be read"):
+        read_config_file("~no-such-user/x.yaml")
 
 
 def test_aliases_are_refused_before_they_grow(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from anybatch.presets import PRESETS, ppg, ppo, ppo_ewma
         ({"objective": "kl", "clip": 0.3}, "policy.clip", "policy.objective is kl"),
         ({"optimizer": {"sgd_momentum": 0.9}}, "optimizer.sgd_momentum", "optimizer.kind is adam"),
         ({"optimizer.kind": "sgd", "adam_eps": 1e-5}, "optimizer.adam_eps", "optimizer.kind is sgd"),
+        # also with an auxiliary phase, whose Adam has other numbers
+        ({"aux.enabled": True, "optimizer.kind": "sgd", "adam_eps": 1}, "optimizer.adam_eps", "optimizer.kind is sgd"),
         ({"kl_factor": 2}, "optimizer.kl_factor", "optimizer.kl_target is none"),
         ({"aux_epochs": 9}, "aux.epochs", "aux.enabled is false"),
         ({"observation.clip": 5}, "observation.clip", "observation.normalize is false"),
@@ -48,7 +50,7 @@ def test_changes_that_have_an_effect_are_none() -> None:
         override(ppo_ewma(), {"center_of_mass": 4, "max_importance_ratio": 5})
         override(ppo_ewma(), {"proximal": "behavior"})  # the rest stays as it was
         override(ppo(), {"policy": {"center_of_mass": ppo().policy.center_of_mass, "clip": 0.3}})  # one is no change
-        override(ppg(), {"optimizer.kind": "sgd", "adam_eps": 1e-5, "aux_epochs": 9})  # of the auxiliary phase
+        override(ppg(), {"aux_epochs": 9})
         stale = {"rollout.source.kind": "delayed", "delay": 2}
         override(ppo(), stale | {"interpolated": True, "center_of_mass": 4})
 

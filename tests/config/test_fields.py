@@ -99,6 +99,11 @@ def test_names_of_other_frameworks_are_answered_with_ours(name: str, words: str)
     assert words.replace("clip_rang is", "optimizer.clip_rang is") in str(error.value)
 
 
+def test_a_number_is_no_name() -> None:
+    with pytest.raises(ConfigError, match=r"^1 is not a field"):
+        fields.flat({1: 2})  # type: ignore[dict-item]
+
+
 def test_names_that_we_share_are_fields() -> None:
     for name in ("gae_lambda", "num_envs", "max_grad_norm", "center_of_mass", "schedule"):
         assert fields.resolve(name) in fields.names()

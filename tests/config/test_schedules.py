@@ -69,7 +69,33 @@ def test_lines_are_recognised() -> None:
     assert tabulate("", lambda x: 0.5) == "0:0.5 1:0.5"
 
 
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "much", None])
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [
+        (lambda x: 1 - x * 128 % 1, 260),  # two points a saw-tooth; 1 at all multiples of 1/128
+        (lambda x: (1 - math.cos(2 * math.pi * 32 * x)) / 2, 3000),  # 0 at all multiples of 1/32
+        (lambda x: 0.0 if 0.501 <= x < 0.507 else 1.0, 6),  # between two multiples of 1/128
+    ],
+)
+def test_features_between_the_first_fractions_are_found(function: Callable[[float], float], most: int) -> None:
+    points = tabulate("", function)
+    assert len(curve(points)) <= most
+    for x in [i / 997 for i in range(998)]:
+        assert factor(points, x) == pytest.approx(function(x), abs=2e-3)
+
+
+@pytest.mark.parametrize("function", [lambda x: 1 + math.sin(6283 * x), lambda x: hash(x) % 1000])
+def test_a_function_that_takes_too_many_points_is_refused(function: Callable[[float], float]) -> None:
+    with pytest.raises(ConfigError, match=r"policy.clip_schedule is a function that 4,096 points .* cannot follow"):
+        ppo(clip_schedule=function)
+
+
+def test_an_exception_in_a_function_names_the_field() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer.schedule is a function that raises ZeroDivisionError at 0 of"):
+        ppo(schedule=lambda x: 1 / x)
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 10**400, "much", None])
 def test_a_function_must_return_factors(value: object) -> None:
     with pytest.raises(ConfigError, match=r"policy.clip_schedule is a function that returns .* at 0 of the run"):
         ppo(clip_schedule=lambda x: value)

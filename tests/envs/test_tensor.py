@@ -150,6 +150,7 @@ def test_actions_of_a_box_are_copies_in_its_dtype() -> None:
         (spaces.Box(np.array([[-2, 0]]), np.array([[1, 3]]), dtype=np.int64), [[1, 0]]),
         (spaces.MultiDiscrete([[4, 4]], start=[[5, 6]]), [[8, 6]]),
         (spaces.MultiDiscrete([4, 4], start=[5, 6]), [8, 6]),
+        (spaces.MultiDiscrete([4, 4], np.uint16, start=[5, 6]), [8, 6]),
     ],
 )
 def test_integers_have_the_shape_and_the_numbers_of_the_environment(space: Any, received: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,7 @@ from anybatch.config.schema import GaussianConfig, ModelConfig
 from anybatch.errors import ConfigError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
-from anybatch.observations import leaves, map_observation
+from anybatch.observations import Sequences, leaves, map_observation
 
 IMAGE = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
 VECTOR = gym.spaces.Box(-1, 1, (5,))
@@ -244,9 +245,38 @@ def test_dictionary_observations() -> None:
     torch.testing.assert_close(agent(halves)[0], params[:1], rtol=1e-2, atol=1e-3)
 
 
-def test_architecture_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"model\.architecture is 'both'"):
-        vector_agent("both")
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"architecture": "both"}, r"model\.architecture is 'both', but must be one of shared, dual, detach"),
+        ({"recurrent": "rnn"}, r"model\.recurrent is 'rnn', but must be one of none, gru, lstm"),
+        ({"gaussian": GaussianConfig(std="netwrok")}, r"model\.gaussian\.std is 'netwrok'"),  # type: ignore[arg-type]
+        ({"recurrent": "gru", "recurrent_width": 2.5}, r"^model\.recurrent_width is 2\.5, but must be an integer"),
+    ],
+)
+def test_choices_are_checked(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build_agent(ModelConfig(**wrong), VECTOR, ACTIONS)
+    with pytest.raises(ConfigError, match="precision is 'fp16', but must be one of fp32, bf16"):
+        build_agent(ModelConfig(), VECTOR, ACTIONS, precision="fp16")  # type: ignore[arg-type]
+
+
+class Wider(torch.nn.Identity):
+    """An encoder that announces more features than it returns."""
+
+    out_features = 16
+
+    def __init__(self, observation_space: gym.Space[Any]) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("recurrent", ["none", "gru"])
+def test_an_encoder_with_other_features_than_it_says_is_named(recurrent: Any) -> None:
+    agent = build_agent(ModelConfig(encoder=f"{__name__}:Wider", recurrent=recurrent), VECTOR, ACTIONS)
+    x = observations(4)
+    inputs = x if recurrent == "none" else Sequences(x, torch.zeros(4).bool(), torch.zeros(4, agent.state_size), 2)
+    with pytest.raises(ConfigError, match=r"model\.encoder Wider returned .* \(4, 5\), but must return \(B, 16\)"):
+        agent(inputs)
 
 
 def test_devices_and_precisions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -31,7 +32,7 @@ class Custom(nn.Module):
     def __init__(self, observation_space: gym.Space[Any], size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.layer = nn.Linear(5, size)
-        self.out_features = np.int64(size)
+        self.out_features = np.int64(size)  # as of a shape that was computed
         self.scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +220,7 @@ def test_auto_chooses_by_observation() -> None:
 
 def test_custom_encoder() -> None:
     encoder = build(f"{__name__}:Custom", size=3, scale=2.0)
-    assert encoder.out_features == 3
+    assert encoder.out_features == 3 and type(encoder.out_features) is int
     assert encoder.low_precision is False
     assert encoder(torch.zeros(2, 5)).shape == (2, 3)
 
@@ -233,8 +234,10 @@ def test_custom_encoder() -> None:
         ("mlp", {"widht": 3}, r"'widht', which the encoder does not take; it takes depth, gain, width"),
         ("mlp", {"width": 0}, r"model\.options width is 0"),
         ("mlp", {"depth": 1.5}, r"model\.options depth is 1\.5"),
+        ("mlp", {"gain": "big"}, r"model\.options gain is 'big', but must be a finite number"),
+        ("mlp", {"gain": math.nan}, r"model\.options gain is nan"),
+        (".module:Thing", {}, r"model\.encoder is '\.module:Thing', but must be import\.path:Class"),
         ("no.such.module:Thing", {}, r"model\.encoder is 'no\.such\.module:Thing', which cannot be imported"),
-        (".encoders:Thing", {}, r"model\.encoder is '\.encoders:Thing', but an import path must not begin with a dot"),
         (f"{__name__}:Missing", {}, r"cannot be imported: .*Missing"),
         (f"{__name__}:NOT_A_MODULE", {}, r"not a subclass of torch\.nn\.Module"),
         (f"{__name__}:Custom", {}, r"missing a required argument: 'size'"),

@@ -47,6 +47,10 @@ def test_log_prob_is_that_of_torch() -> None:
     torch.testing.assert_close(policy.log_prob(u), expected)
 
 
+def test_no_actions_have_no_densities() -> None:
+    assert TanhGaussian(torch.zeros(0, 4), (2,)).log_prob(torch.zeros(0, 2)).shape == (0,)
+
+
 def test_saturated_actions_are_finite_and_keep_a_gradient() -> None:
     # tanh(30) is 1 in float32, so log(1 - tanh(u)^2) would be -inf; it is 2 log 2 - 2 * 30 = -58.6137
     assert float(log_slope(torch.tensor(30.0))) == pytest.approx(-58.613706, abs=1e-5)

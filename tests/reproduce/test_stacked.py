@@ -204,6 +204,7 @@ def test_rows_are_thinned_evenly_and_end_with_the_last() -> None:
         ({"optimizer.kind": "sgd"}, "optimizer.kind is sgd"),
         ({"model.architecture": "shared", "value_epochs": 2}, "architecture is shared"),
         ({"eval.every": 32}, "eval.every is 32"),
+        ({**STALE, "second_moment": 0.1, "micro_batch": 4}, "policy.second_moment is 0.1 with .* samples a minibatch"),
         ({"env.info_keys": ("elapsed_step",)}, "env.info_keys is "),
     ],
 )
@@ -309,6 +310,8 @@ def test_launch_in_two_processes(tmp_path: Path) -> None:
 def test_results_are_named_by_what_they_are(tmp_path: Path) -> None:
     base = small()
     assert result_path(tmp_path, base, 1) == result_path(tmp_path, replace(base, device="auto", micro_batch=1), 1)
+    masked = [small(**STALE, second_moment=0.1, micro_batch=size) for size in (4, 8)]
+    assert result_path(tmp_path, masked[0], 1) != result_path(tmp_path, masked[1], 1)  # the mask is of a micro-batch
     assert len({result_path(tmp_path, c, s) for c, s in ((base, 1), (base, 2), (small(clip=0.1), 1))}) == 3
     (tmp_path / "x.csv.gz").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="is not the result of a run"):

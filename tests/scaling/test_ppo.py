@@ -17,8 +17,9 @@ def test_hand_worked() -> None:
     assert center_of_mass_of_ppo(2, 1) == pytest.approx(1.3660254)
     assert center_of_mass_of_ppo(1, 8) == pytest.approx(7.4686270)
     assert center_of_mass_of_ppo(2, 4) == center_of_mass_of_ppo(1, 8)
-    with pytest.raises(ConfigError, match="minibatches is 0"):
-        center_of_mass_of_ppo(1, 0)
+    for wrong in (0, 2.5, float("nan"), "4"):
+        with pytest.raises(ConfigError, match=f"minibatches is .*{wrong}.*, but must be an integer of at least 1"):
+            center_of_mass_of_ppo(1, wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("steps", [4, 16])

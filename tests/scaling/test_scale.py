@@ -8,6 +8,7 @@ import time
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anybatch import scaling
@@ -20,6 +21,7 @@ from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
 from anybatch.scaling.changes import BY_HAND, Change
 from anybatch.scaling.conditions import gae_horizon, gae_share_cut, validity
 from anybatch.scaling.rules import proximal_age, staleness
+from anybatch.scaling.tuned_at import TunedAt
 
 
 def after(changes: list[Change]) -> dict[str, Any]:
@@ -336,6 +338,8 @@ def test_fixed_minibatch_keeps_the_inner_loop() -> None:
         ({"rollout_steps": -1}, ["rollout.steps is -1"]),
         ({"minibatches": 0}, ["optimizer.minibatches is 0"]),
         ({"workers": 0}, ["workers is 0"]),
+        ({"overrides": {"step_size": "fast"}}, ["optimizer.step_size is 'fast'", "a number"]),
+        ({"num_envs": 64, "noise_scale": "big", "adam_step": "none"}, ["noise_scale is 'big'", "above 0"]),
         ({"num_envs": 1, "rollout_steps": 4}, ["cannot divide 1 environments of 4 steps"]),  # half a sample each
         ({"num_envs": 80, "rule": "fixed-minibatch"}, ["fixed-minibatch keeps 8192 samples", "2.5"]),
         ({"num_envs": 64, "minibatches": 4, "rule": "fixed-minibatch"}, ["leave minibatches out"]),
@@ -374,6 +378,27 @@ def test_values_set_by_hand_win_and_are_shown() -> None:
     assert by_name["policy.center_of_mass"].rule == "x 16"
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    size: Any = {name: np.int64(4) for name in ("num_envs", "rollout_steps", "minibatches", "workers")}
+    config, _ = scaling.rescale(ppg_ewma(), **size, overrides={"step_size": np.float64(1e-4), "clip": "0.1"})
+    assert validate(config).optimizer.step_size == 1e-4 and config.policy.clip == 0.1
+    assert TunedAt(**size).numbers() == dict.fromkeys(scaling.FIELDS[:4], 4)
+    assert {type(x) for x in TunedAt(**size).numbers().values()} == {int}
+    for workers in (True, 2.0, "2"):
+        with pytest.raises(ConfigError, match=r"workers is .*, but must be an integer of at least 1"):
+            scaling.scale(ppo_ewma(), 4, workers=workers)  # type: ignore[arg-type]
+
+
+def test_a_kl_target_set_by_hand_has_the_factor_of_its_batch() -> None:
+    config, changes = scaling.rescale(ppo_ewma(), num_envs=64, overrides={"kl_target": 0.01})
+    assert config.optimizer.kl_factor == pytest.approx(1.5 ** (1 / 4))
+    larger, changes = scaling.rescale(config, num_envs=1024)  # 1.5^(1/4 * 16) = 5.06
+    (row,) = [x for x in changes if x.field == "optimizer.kl_factor"]
+    assert (row.rule, larger.optimizer.kl_factor) == ("^ 16", 2) and row.why.startswith("at most 2: more would jump")
+    off, _ = scaling.rescale(config, num_envs=1024, overrides={"kl_target": None})
+    assert off.optimizer.kl_factor == config.optimizer.kl_factor
+
+
 def test_a_value_set_by_hand_where_no_rule_speaks_is_shown_too() -> None:
     overrides = {"optimizer.adam_betas": (0.5, 0.9)}
     config, changes = scaling.rescale(ppg_ewma(), num_envs=16, overrides=overrides)
@@ -403,6 +428,13 @@ def test_table() -> None:
     assert "3.125e-05" in scaling.table(changes)
     assert "65,536 environment steps" in scaling.table(changes)
     assert "nothing changes" in scaling.table([])
+
+
+def test_clipping_changes_in_the_direction_of_the_batch() -> None:
+    config = ppo_ewma(max_grad_norm=0.5)
+    for envs, words in ((64, "noisier, longer gradients"), (1024, "less noisy, shorter gradients")):
+        findings = validity(scaling.rescale(config, num_envs=envs)[0], config)
+        assert [words in x.means for x in findings if x.check == "max_grad_norm"] == [True]
 
 
 def test_changes_are_plain_data() -> None:

@@ -30,7 +30,7 @@ def test_limits_that_follow_the_noise_of_gradients() -> None:
     assert scaling.max_grad_norm(0.5, divide_batch_by=16) == 2
     assert scaling.adam_eps(1e-5, divide_batch_by=16) == pytest.approx(4e-5, rel=1e-12)
     assert scaling.max_grad_norm(0.5, divide_batch_by=0.25) == 0.25
-    with pytest.raises(ConfigError, match=r"max_grad_norm is 0, but must be a number above 0"):
+    with pytest.raises(ConfigError, match=r"max_grad_norm is 0, but must be a finite number above 0"):
         scaling.max_grad_norm(0, divide_batch_by=4)
 
 
@@ -43,9 +43,13 @@ def test_epochs_are_spread_over_as_many_iterations_as_the_batch_is_smaller() -> 
 def test_an_adaptive_step_size_changes_as_fast() -> None:
     factor = scaling.kl_factor(1.5, divide_batch_by=4)
     assert factor**4 == pytest.approx(1.5)  # in four iterations, which are one of before
-    assert scaling.kl_factor(1.5, divide_batch_by=0.5) == pytest.approx(2.25)
-    with pytest.raises(ConfigError, match="kl_factor is 1, but must be a number above 1"):
-        scaling.kl_factor(1, divide_batch_by=4)
+    assert scaling.kl_factor(1.2, divide_batch_by=0.5) == pytest.approx(1.44)
+
+
+@pytest.mark.parametrize(("factor", "c", "expected"), [(1.5, 0.5, 2), (1.5, 1e-4, 2), (3.0, 1 / 16, 3), (3.0, 1, 3)])
+def test_an_adaptive_step_size_does_not_jump_across_its_target(factor: float, c: float, expected: float) -> None:
+    """1.5^2 = 2.25 and 1.5^10000 are more than 2; a larger factor of the user's stays."""
+    assert scaling.kl_factor(factor, divide_batch_by=c) == expected
 
 
 def test_step_sizes_saturate_at_the_noise_scale() -> None:
@@ -60,7 +64,7 @@ def test_step_sizes_saturate_at_the_noise_scale() -> None:
     there = scaling.saturating_step_size(3e-4, **by, noise_scale=2000)
     back = scaling.saturating_step_size(there, divide_batch_by=4, batch=4000, noise_scale=2000)
     assert back == pytest.approx(3e-4, rel=1e-12)
-    with pytest.raises(ConfigError, match="noise_scale is 0, but must be a number above 0"):
+    with pytest.raises(ConfigError, match="noise_scale is 0, but must be a finite number above 0"):
         scaling.saturating_step_size(1.0, **by, noise_scale=0)
 
 
@@ -109,15 +113,17 @@ def test_limits() -> None:
         ("adam_beta", 0.9, [1.0, -0.1, math.nan]),
         ("center_of_mass", 8.0, [-1.0, math.inf, math.nan]),
         ("advantage_span", 1.0, [0.5, math.inf]),
+        ("kl_factor", 1.5, [1, math.inf]),
+        ("max_grad_norm", 0.5, [0, math.inf]),
         ("policy_iterations", 4, [0, 1.5]),
         ("max_lag", 1, [-1, 0.5]),
     ],
 )
 def test_wrong_numbers_are_named(rule: str, good: float, bad: list[float]) -> None:
     call = getattr(scaling, rule)
-    for value in bad:
+    for value in (*bad, None, "8"):
         with pytest.raises(ConfigError, match=f"{value}.*but (must|a decay rate must)"):
             call(value, divide_batch_by=2)
-    for c in (0, -1, math.nan, math.inf):
+    for c in (0, -1, math.nan, math.inf, 1e308, "16"):
         with pytest.raises(ConfigError, match="divide_batch_by is"):
             call(good, divide_batch_by=c)

@@ -31,6 +31,7 @@ _HELP_FLAGS = ("-h", "--help")
 _PAIRS = [name for name, kind in fields.types().items() if typing.get_origin(kind) is dict]
 _SEVERAL = [*_PAIRS, *(name for name, kind in fields.types().items() if typing.get_args(kind)[1:] == (...,))]
 """Fields that take any number of words, of which a second flag would replace those of the first."""
+_MAY_BE_NONE = {name for name, kind in fields.types().items() if type(None) in typing.get_args(kind)}
 
 
 def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
@@ -64,8 +65,20 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
         times = [x.replace("-", "_") for x in names].count(field := name.replace("-", "_"))
         if field in _SEVERAL and times > 1:
             raise ConfigError(f"--{name} is given {times} times, but must be given once, with all its values")
-    parsed = tyro.cli(kind, args=rest, prog=prog, default=default)
+    parsed = tyro.cli(kind, args=_with_none(rest), prog=prog, default=default)
     return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
+
+
+def _with_none(words: Sequence[str]) -> list[str]:
+    """The words with ``None``, which alone tyro takes, where a field that may be None is ``none`` in any case."""
+    read, flag = list[str](), ""
+    for word in words:
+        name, equals, value = word.partition("=") if word.startswith("--") else (flag, "", word)
+        if name[2:].replace("-", "_") in _MAY_BE_NONE and value.lower() == "none":
+            word = f"{name}=None" if equals else "None"
+        flag = word
+        read.append(word)
+    return read
 
 
 def given_fields(arguments: Sequence[str]) -> set[str]:

@@ -13,6 +13,7 @@ _NEEDS: tuple[tuple[str, Callable[[Any], bool], tuple[str, ...]], ...] = (
     ("policy.objective", lambda x: x == "kl", ("policy.kl_coefficient", "policy.kl_estimator")),
     ("policy.entropy_coefficient", lambda x: x != 0, ("policy.entropy_schedule",)),
     ("optimizer.kind", lambda x: x == "sgd", ("optimizer.sgd_momentum",)),
+    ("optimizer.kind", lambda x: x == "adam", ("optimizer.adam_betas", "optimizer.adam_eps")),
     ("optimizer.kl_target", lambda x: x is not None, ("optimizer.kl_factor",)),
     ("model.recurrent", lambda x: x != "none", ("model.recurrent_width",)),
     ("aux.enabled", lambda x: x, ("aux.",)),
@@ -32,8 +33,6 @@ def without_effect(config: TrainConfig, names: Iterable[str]) -> list[str]:
     needs = [*_NEEDS]
     if not config.policy.interpolated:
         needs.append(("policy.proximal", lambda x: x == "ewma", ("policy.center_of_mass",)))
-    if not config.aux.enabled:  # its optimiser is Adam, with these numbers
-        needs.append(("optimizer.kind", lambda x: x == "adam", ("optimizer.adam_betas", "optimizer.adam_eps")))
     return [
         f"{name} has no effect, since {control} is {_word(fields.get(config, control))}"
         for name in names

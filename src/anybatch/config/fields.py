@@ -63,6 +63,7 @@ def resolve(name: str) -> str:
     Raises:
         ConfigError: no field has this name, or several could be meant.
     """
+    name = str(name)  # a key in YAML may be a number
     for full in types():
         if name in (full, full.replace(".", "_")):
             return full

@@ -69,12 +69,22 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases, with which a few bytes can describe gigabytes."""
+    """YAML without repeated keys, and without aliases, with which a few bytes can describe gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name), which anybatch does not read")
         return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                raise yaml.YAMLError(
+                    f"it has {shown(key.value)} twice, the second time in line {key.start_mark.line + 1}"
+                )
+            keys.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _read_text(path: Path) -> str:
@@ -92,7 +102,10 @@ def read_config_file(path: str | Path) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, or holds no configuration.
     """
-    values = read_yaml(Path(path).expanduser())
+    try:
+        values = read_yaml(Path(path).expanduser())
+    except RuntimeError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold fields and sections")
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
@@ -113,6 +126,7 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
             (``optimizer={"step_size": 1e-3}``). A name that ends several fields is refused, except for the short
             names of :data:`anybatch.config.fields.SHORT`: ``step_size`` is ``optimizer.step_size``.
             A schedule may be a function, see :func:`anybatch.config.schedules.tabulate`, and an encoder a class.
+            A new ``env.options``, ``eval.options`` or ``model.options`` replaces all options.
 
     Warns about a change that has no effect beside the other fields.
 
@@ -121,14 +135,23 @@ def override(config: TrainConfig, changes: Mapping[str, Any]) -> TrainConfig:
     """
     before, changed = config, fields.flat(changes)
     for full, value in changed.items():
-        if full in schedules.SCHEDULES.values() and callable(value):
-            value = schedules.tabulate(full, value)
-        if full == "model.encoder" and not isinstance(value, str):
-            value = encoder_path(value)
-        config = fields.replace(config, full, _convert(fields.types()[full], value, full))
+        config = fields.replace(config, full, converted(full, value))
     for sentence in without_effect(config, [x for x in changed if fields.get(config, x) != fields.get(before, x)]):
         warnings.warn(sentence, stacklevel=2)
     return config
+
+
+def converted(full: str, value: Any) -> Any:
+    """The value of a field, by full name, as the configuration holds it.
+
+    Raises:
+        ConfigError: it is of the wrong kind.
+    """
+    if full in schedules.SCHEDULES.values() and callable(value):
+        value = schedules.tabulate(full, value)
+    if full == "model.encoder" and not isinstance(value, str):
+        value = encoder_path(value)
+    return _convert(fields.types()[full], value, full)
 
 
 def _build(kind: type[T], values: Any, prefix: str) -> T:
@@ -145,16 +168,17 @@ def _build(kind: type[T], values: Any, prefix: str) -> T:
 
 def _convert(kind: Any, value: Any, name: str) -> Any:
     """Check a plain value against a field's type; integers are accepted for floats, lists for tuples."""
+    if getattr(value, "ndim", None) == 0:  # NumPy's numbers, of which float64 is a float that prints otherwise
+        value = value.item()
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         section = typing.cast(type, kind)
         return value if isinstance(value, section) else _build(section, value, name + ".")
     if origin is typing.Literal:
-        if value not in typing.get_args(kind):
-            raise ConfigError(
-                f"{name} is {shown(value)}, but must be one of {', '.join(map(str, typing.get_args(kind)))}"
-            )
-        return value
+        for choice in typing.get_args(kind):
+            if isinstance(value, str) and value == choice:
+                return choice  # not the value, which may be of a subclass of str
+        raise ConfigError(f"{name} is {shown(value)}, but must be one of {', '.join(typing.get_args(kind))}")
     if origin in (typing.Union, types.UnionType):
         options = typing.get_args(kind)
         if type(None) in options and str not in options and isinstance(value, str) and value.lower() == "none":
@@ -182,12 +206,17 @@ def _convert(kind: Any, value: Any, name: str) -> Any:
             value = float(value)
     if type(value) is not bool:
         if kind is float and isinstance(value, numbers.Real):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:
+                raise ConfigError(f"{name} is {shown(value)}, but must be a number below 1.8e308") from None
         if kind is int and isinstance(value, numbers.Integral):
             return int(value)  # NumPy's too
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, kind) and not (kind is not bool and isinstance(value, bool)):
+    if kind is str and isinstance(value, str):
+        return str.__str__(value)  # plain text, also of NumPy's strings and of enumerations
+    if type(value) is kind:
         return value
     raise ConfigError(f"{name} is {shown(value)}, but must be {_words(kind)}")
 

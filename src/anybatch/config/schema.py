@@ -67,8 +67,8 @@ class ModelConfig:
     """Policy and value networks."""
 
     encoder: str = "auto"
-    """impala, nature, small-conv, mlp, import.path:Class (in Python also the class), or auto (impala for images, else
-    mlp)."""
+    """impala, nature, small-conv, mlp, import.path:Class (in Python presets also take the class), or auto (impala for
+    images, else mlp)."""
     architecture: Literal["shared", "dual", "detach"] = "shared"
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class OptimizerConfig:
     """Adam step size alpha, or the SGD learning rate."""
     schedule: str = "constant"
     """Factor of the step size over the run: constant, linear (1 to 0), or points of the run's fraction and the factor,
-    like "0:1 0.5:1 1:0.1", with lines between them; in Python also a function of the fraction."""
+    like "0:1 0.5:1 1:0.1", with lines between them; in Python presets also take a function of the fraction."""
     kl_target: float | None = None
     """KL divergence of the policy from the proximal one that the step size aims at: after an iteration with more than
     twice as much it is divided by kl_factor, after one with less than half multiplied; None keeps it."""
@@ -301,8 +301,8 @@ class TrainConfig:
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
     micro_batch: int | None = None
-    """Maximum number of samples in one forward-backward pass; limits memory without changing the gradient. None takes
-    256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
+    """Maximum number of samples in one forward-backward pass; limits memory without changing the gradient, unless
+    policy.second_moment is set. None takes 256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
     compile: bool = False
     """Compile gradient steps, and acting in PyTorch: on a CPU, those of small networks take a third of the time,
     after 15 s of compilation in the first run and 2 s in later ones; it needs a C++ compiler. On a GPU it takes a

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from anybatch.config import fields, schedules
@@ -39,7 +41,7 @@ _RANGES: dict[str, Range] = {
     "model.recurrent_width": (lambda x: x >= 1, "an integer of at least 1, or none"),
     "model.policy_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
     "model.value_gain": (lambda x: x >= 0, "a number of at least 0, or none"),
-    "model.gaussian.log_std": (lambda x: True, "a finite number"),
+    "model.gaussian.log_std": (lambda x: -20 <= x <= 20, "a number from -20 to 20"),
     "rollout.steps": _AT_LEAST_1,
     "rollout.source.delay": _AT_LEAST_0,
     "rollout.source.max_lag": _AT_LEAST_0,
@@ -128,11 +130,31 @@ def validate(config: TrainConfig) -> TrainConfig:
 
 def _check_types(config: TrainConfig) -> None:
     """Raise a ConfigError for a value of another type, which Python does not refuse when it makes a configuration."""
+    given: Any = config
+    if not isinstance(given, TrainConfig):
+        hint = "; scale and rescale return the configuration and the changes" if isinstance(given, tuple) else ""
+        raise ConfigError(f"the configuration is a {type(given).__name__}, but must be a TrainConfig{hint}")
+    for name, kind in fields.types().items():
+        value = fields.get(config, name)
+        if dataclasses.is_dataclass(kind) and type(value) is not kind:
+            raise ConfigError(f"{name} is {shown(value)}, but must be of the class {getattr(kind, '__name__', kind)}")
+        if name in (*schedules.SCHEDULES.values(), "model.encoder") and callable(value):
+            raise ConfigError(f"{name} is {shown(value)}, but must be text here; presets and override() convert it")
     converted = from_dict(to_dict(config))
     for name in fields.names():
         value, right = fields.get(config, name), fields.get(converted, name)
-        if type(value) is not type(right) and not (type(right) is float and type(value) is int):
-            raise ConfigError(f"{name} is {shown(value)} ({type(value).__name__}), but must be {shown(right)}")
+        if not _same_types(value, right):
+            of = "" if type(value) is type(right) else f" ({type(value).__name__})"
+            raise ConfigError(f"{name} is {shown(value)}{of}, but must be {shown(right)}")
+
+
+def _same_types(value: Any, right: Any) -> bool:
+    """Whether a value and its entries have the right types; an integer is right as a float."""
+    if type(value) is not type(right):
+        return type(right) is float and type(value) is int
+    if isinstance(value, Mapping):
+        return all(map(_same_types, (*value, *value.values()), (*right, *right.values())))
+    return not isinstance(value, tuple) or all(map(_same_types, value, right))
 
 
 def check_integer(name: str, value: Any, *, at_least: int) -> int:
@@ -150,8 +172,21 @@ def check_integer(name: str, value: Any, *, at_least: int) -> int:
 
 def check_number(name: str, value: float, *, of: str, at_least: float) -> None:
     """Raise a ConfigError unless ``value`` is a finite number of something, at least ``at_least``."""
-    if not at_least <= value < math.inf:
-        raise ConfigError(f"{name} is {shown(value)}, but must be a finite number of {of}, at least {at_least}")
+    given: Any = value
+    if not (isinstance(given, Real) and at_least <= value < math.inf):
+        raise ConfigError(f"{name} is {shown(given)}, but must be a finite number of {of}, at least {at_least}")
+
+
+def check_positive(name: str, value: float) -> float:
+    """Return ``value`` if it is a finite number above 0.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    given: Any = value
+    if not (isinstance(given, Real) and 0 < value < math.inf):
+        raise ConfigError(f"{name} is {shown(given)}, but must be a finite number above 0")
+    return value
 
 
 def check_choice(name: str, value: Any, kind: Any) -> None:
@@ -200,6 +235,11 @@ def _check_schedules(config: TrainConfig) -> None:
                 f"{name} is {shown(value)}, but compile makes constants of the numbers in the losses; leave one of "
                 "them out"
             )
+    if config.policy.clip == math.inf and config.policy.clip_schedule != schedules.CONSTANT:
+        raise ConfigError(
+            f"policy.clip_schedule is {shown(config.policy.clip_schedule)}, but policy.clip is inf, which no factor "
+            "changes; set a finite clip, or policy.clip_schedule constant"
+        )
 
 
 def _check_gaussian(config: TrainConfig) -> None:
@@ -210,7 +250,8 @@ def _check_gaussian(config: TrainConfig) -> None:
         raise ConfigError(
             f"model.gaussian.log_std_bounds is {bounds}, but must be two finite numbers, the first below the second"
         )
-    if not bounds[0] < log_std < bounds[1]:
+    middle, half = (bounds[1] + bounds[0]) / 2, (bounds[1] - bounds[0]) / 2
+    if not abs(log_std - middle) / half < 1:  # also where a difference rounds to a bound
         raise ConfigError(
             f"model.gaussian.log_std is {log_std}, but must be inside model.gaussian.log_std_bounds {bounds}"
         )

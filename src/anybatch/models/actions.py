@@ -130,7 +130,9 @@ class ActionSpec:
         if not isinstance(self.space, gym.spaces.Box):
             action = action.reshape(*action.shape[: action.dim() - len(self.shape)], *(self.space.shape or ()))
             start = getattr(self.space, "start", 0)
-            return action + torch.as_tensor(start, device=action.device) if np.any(start) else action
+            if not np.any(start):
+                return action
+            return action + torch.as_tensor(np.asarray(start, np.int64), device=action.device)  # may be unsigned
         if self._on_device is None or self._on_device[0].device != action.device:
             numbers = (self._scale, self._center, self.space.low, self.space.high)
             self._on_device = tuple(torch.as_tensor(x, dtype=torch.float32, device=action.device) for x in numbers)

@@ -9,7 +9,9 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from anybatch.config import fields
 from anybatch.config.schema import GaussianConfig, ModelConfig, ObservationConfig
+from anybatch.config.validation import check_choice
 from anybatch.distributed.random_state import seeding
 from anybatch.errors import ConfigError
 from anybatch.models.actions import ActionSpec
@@ -262,10 +264,11 @@ def build_agent(
     default not. An :class:`anybatch.config.masks.ActionMask` among the observations masks the policy. `precision` is
     what :func:`resolve_precision` gave. The global random state stays as it was.
 
-    Raises ConfigError for an encoder or option that does not fit, EnvError for a space that is not supported.
+    Raises ConfigError for an encoder, choice or option that does not fit, EnvError for a space that is not supported.
     """
-    if config.architecture not in ("shared", "dual", "detach"):
-        raise ConfigError(f"model.architecture is {config.architecture!r}, but must be shared, dual or detach.")
+    for name in ("architecture", "recurrent", "gaussian.std"):
+        check_choice(f"model.{name}", fields.get(config, name), fields.types()[f"model.{name}"])
+    check_choice("precision", precision, Literal["fp32", "bf16"])
     action_spec = ActionSpec(action_space, squash=config.gaussian.squash)
     normalize = observation is not None and observation.normalize
     normalizer = ObservationNormalizer(observation_space, observation.clip) if observation and normalize else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -155,8 +156,10 @@ def _check_options(options: Mapping[str, Scalar], allowed: set[str]) -> None:
 
 def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping[str, Scalar]) -> nn.Module:
     module_name, _, class_name = path.partition(":")
-    if module_name.startswith("."):
-        raise ConfigError(f"model.encoder is {path!r}, but an import path must not begin with a dot.")
+    if not module_name or module_name.startswith("."):
+        raise ConfigError(
+            f"model.encoder is {path!r}, but must be import.path:Class, with the full path of the module."
+        )
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(f"model.encoder is {path!r}, but {module_name} belongs to Python's standard library.")
     try:
@@ -180,8 +183,12 @@ def _build_custom(path: str, observation_space: gym.Space[Any], options: Mapping
         encoder: nn.Module = encoder_class(observation_space, **options)
     except BaseException as error:
         raise user_code_error(error, f"building model.encoder {path!r}") from error
-    if not isinstance(getattr(encoder, "out_features", None), int | np.integer):
-        raise ConfigError(f"model.encoder is {path!r}, which lacks the integer attribute out_features.")
+    features = getattr(encoder, "out_features", None)
+    if not isinstance(features, int):
+        try:
+            encoder.out_features = operator.index(features)  # type: ignore[arg-type, assignment]  # of NumPy
+        except TypeError:
+            raise ConfigError(f"model.encoder is {path!r}, which lacks the integer attribute out_features.") from None
     if not hasattr(encoder, "low_precision"):
         encoder.low_precision = image_layout(observation_space) is not None  # type: ignore[assignment]
     return encoder

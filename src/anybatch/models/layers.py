@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -108,6 +109,13 @@ def normalized_conv(in_channels: int, out_channels: int, norm: float) -> Conv3x3
     layer = Conv3x3(in_channels, out_channels)
     rescale_(layer, norm)
     return layer
+
+
+def finite_number(name: str, value: object) -> float:
+    """`value` if it is a finite number; ConfigError, naming the model option, otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"model.options {name} is {value!r}, but must be a finite number.")
+    return value
 
 
 def positive_integer(name: str, value: object) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from anybatch.errors import EnvError
-from anybatch.models.layers import ArrayFunction, dense_in_numpy, positive_integer
+from anybatch.models.layers import ArrayFunction, dense_in_numpy, finite_number, positive_integer
 
 
 class MlpEncoder(nn.Module):
@@ -39,7 +39,7 @@ class MlpEncoder(nn.Module):
         self._dense: list[nn.Linear] = []
         for _ in range(positive_integer("depth", depth)):
             layer = nn.Linear(size, width)
-            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.orthogonal_(layer.weight, finite_number("gain", gain))
             nn.init.zeros_(layer.bias)
             self._dense.append(layer)
             size = width

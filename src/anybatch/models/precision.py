@@ -85,6 +85,8 @@ def encode(encoder: nn.Module, observation: Inputs, precision: Literal["fp32", "
 def _features(encoder: nn.Module, observation: Inputs) -> Tensor:
     features: Tensor = named(encoder, "forward", encoder)(observation)
     expected = encoder.out_features
+    if torch.jit.is_tracing():  # a trace would warn about the comparison
+        return features
     if not isinstance(features, Tensor) or features.shape[-1] != expected:
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else shown(features)
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from anybatch.models.layers import positive_integer
+from anybatch.config.validation import check_integer
 from anybatch.models.precision import encode, full_precision
 from anybatch.observations import Sequences
 
@@ -39,7 +39,7 @@ class RecurrentEncoder(nn.Module):
         self.encoder = encoder
         self.precision: Literal["fp32", "bf16"] = precision
         features = int(getattr(encoder, "out_features"))  # noqa: B009
-        self.out_features = features if width is None else positive_integer("recurrent_width", width)
+        self.out_features = features if width is None else check_integer("model.recurrent_width", width, at_least=1)
         self.cell = (nn.GRUCell if kind == "gru" else nn.LSTMCell)(features, self.out_features)
         for name, parameter in self.cell.named_parameters():
             if name.startswith("bias"):

@@ -28,7 +28,7 @@ class TanhGaussian(DiagonalGaussian):
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-density (...) of the actions tanh(u) in [-1, 1], for u (..., *shape)."""
         leading = action.shape[: action.dim() - len(self.shape)]
-        return super().log_prob(action) - log_slope(action.reshape(*leading, -1)).sum(-1)
+        return super().log_prob(action) - log_slope(action.reshape(*leading, self.params.shape[-1] // 2)).sum(-1)
 
     def entropy(self) -> Tensor:
         """Differential entropy (...) of tanh(u) in nats; at most log 2 per dimension, that of a uniform action.

@@ -121,7 +121,9 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
         yield _warning(
             "max_grad_norm",
             f"optimizer.max_grad_norm {limit:g}",
-            "small batches have noisier, longer gradients and are clipped more",
+            "small batches have noisier, longer gradients and are clipped more"
+            if root >= 1
+            else "large batches have less noisy, shorter gradients and are clipped less",
             "let it follow the batch with --scaling.max-grad-norm sqrt, or set --optimizer.max-grad-norm None, as the "
             "paper does",
         )

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_type_hints
 
-from anybatch.config.validation import check_choice
+from anybatch.config.validation import check_choice, check_positive
 
 AdamStep: TypeAlias = Literal["sqrt", "linear", "none"]
 """Divisor of Adam's step size: sqrt(c), c, or none."""
@@ -57,6 +57,8 @@ class Rules:
         """Raise a ConfigError for an option that is not one of its choices: other text would count as yes or no."""
         for name, kind in get_type_hints(type(self)).items():
             check_choice(name, getattr(self, name), kind)
+        if self.noise_scale is not None:
+            check_positive("noise_scale", self.noise_scale)
 
     @property
     def betas(self) -> tuple[bool, bool]:

@@ -6,6 +6,7 @@ import math
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.errors import ConfigError
 
 
@@ -29,12 +30,9 @@ def center_of_mass_of_ppo(epochs: int, minibatches: int) -> float:
         minibatches: gradient steps of each.
 
     Raises:
-        ConfigError: one of them is below 1.
+        ConfigError: one of them is not an integer of at least 1.
     """
-    for name, number in (("epochs", epochs), ("minibatches", minibatches)):
-        if number < 1:
-            raise ConfigError(f"{name} is {number}, but must be an integer of at least 1")
-    steps = epochs * minibatches
+    steps = check_integer("epochs", epochs, at_least=1) * check_integer("minibatches", minibatches, at_least=1)
     return (steps - 1 + math.sqrt(steps**2 - 1)) / 2
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 from anybatch.config import fields
 from anybatch.config.chunks import time_chunks
+from anybatch.config.io import converted
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import MOST_ENVS, check_choice, check_integer
 from anybatch.errors import ConfigError, shown
@@ -171,10 +172,11 @@ def rescale(
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
     """
     check_choice("rule", rule, RuleName)
-    for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False):
-        if number is not None:
-            check_integer(field, number, at_least=1)
-    overrides = {fields.resolve(name): value for name, value in (overrides or {}).items()}
+    num_envs, rollout_steps, minibatches, workers = (
+        None if number is None else check_integer(field, number, at_least=1)
+        for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False)
+    )
+    overrides = {full: converted(full, value) for full, value in fields.flat(overrides or {}).items()}
     if num_envs is not None and num_envs > MOST_ENVS:
         raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
@@ -200,7 +202,7 @@ def _divided_envs(num_envs: int, c: float) -> int:
     """``num_envs / c``, if that is a whole number of environments."""
     given: Any = c
     if not isinstance(given, Real) or not 0 < c < math.inf:
-        raise ConfigError(f"divide_batch_by is {shown(c)}, but must be a number above 0")
+        raise ConfigError(f"divide_batch_by is {shown(c)}, but must be a finite number above 0")
     if num_envs / c < 1 - 1e-9:
         raise ConfigError(
             f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
@@ -237,7 +239,8 @@ def _transfer(
     ]
     after_batch = apply_changes(config, changes)
     changes += [workers_change(config, after_batch, workers)]
-    after_batch = apply_changes(config, changes)
+    by_hand = {name: value for name, value in overrides.items() if name == "optimizer.kl_target"}  # may switch it on
+    after_batch = apply_changes(config, with_overrides(config, changes, by_hand))
     changes += [*optimizer_changes(config, after_batch, rules), *iteration_changes(config, after_batch, rules)]
     if config.aux.enabled and rules.auxiliary:
         # minibatches divide the phase that will be run, so an N_pi set by hand counts already

@@ -11,6 +11,7 @@ import math
 
 from anybatch.config.chunks import auxiliary_time_chunks
 from anybatch.config.schema import PolicyConfig, TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.errors import ConfigError
 from anybatch.scaling import single
 from anybatch.scaling.changes import ASKED, Change
@@ -37,7 +38,7 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         each = zip(optimizer.adam_betas, rules.betas, strict=True)
         beta1, beta2 = (single.adam_beta(beta, divide_batch_by=c) if raised else beta for beta, raised in each)
         betas = (beta1, beta2)
-        rule = ("" if all(rules.betas) else "beta2 ") + f"^ (1/{c:.6g})"
+        rule = ("" if all(rules.betas) else "beta2 ") + _inverse_power(c)
         why = "Adam averages over as many samples"
         changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
     changes += _noise_changes(config, c, rules)
@@ -98,7 +99,7 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
             why = f"the rule gives {before * c:.3g}, but 1, all passes at once, is the minimum"
         changes.append(Change("optimizer.epoch_window", before, after, _times(c), why))
     if rules.adaptive_step:
-        changes += _kl_changes(config, c, rules)
+        changes += _kl_changes(config, new, c, rules)
     if rules.policy_iterations and config.aux.enabled:
         phase = iterations * config.iteration_batch
         try:
@@ -114,7 +115,7 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     return changes
 
 
-def _kl_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
+def _kl_changes(config: TrainConfig, new: TrainConfig, c: float, rules: Rules) -> list[Change]:
     """Changes of an adaptive step size and of stopping by KL divergence.
 
     A step size changes by the factor f once an iteration, and so by f^(1/c) if there are c times as many iterations.
@@ -124,10 +125,12 @@ def _kl_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
     is kept, the data, and with it a behaviour policy, is as old as it was.
     """
     optimizer, changes = config.optimizer, []
-    if optimizer.kl_target is not None:
+    if new.optimizer.kl_target is not None:
         why = f"the step size changes as fast per environment step, in {_fewer(1 / c)} iterations"
         after = single.kl_factor(optimizer.kl_factor, divide_batch_by=c)
-        changes.append(Change("optimizer.kl_factor", optimizer.kl_factor, after, f"^ (1/{c:.6g})", why))
+        if math.log(after) < math.log(optimizer.kl_factor) / c * (1 - TOLERANCE):
+            why = f"at most {after:g}: more would jump across the range from half to twice optimizer.kl_target"
+        changes.append(Change("optimizer.kl_factor", optimizer.kl_factor, after, _inverse_power(c), why))
     spread = rules.epochs == "spread" and optimizer.policy_epochs > 1
     as_old = config.policy.proximal == "behavior" and (spread or (rules.staleness and config.stale))
     if config.policy.proximal != "ewma" and not as_old:
@@ -200,9 +203,7 @@ def workers_change(config: TrainConfig, new: TrainConfig, asked: int | None) -> 
     Only the auxiliary phase depends on the number of workers, so without one it stays.
     """
     if asked is not None:
-        if asked < 1:
-            raise ConfigError(f"workers is {asked}, but must be an integer of at least 1")
-        return Change("workers", config.workers, asked, ASKED, "")
+        return Change("workers", config.workers, check_integer("workers", asked, at_least=1), ASKED, "")
     num_envs, workers = new.env.num_envs, config.workers
     if config.aux.enabled and workers > 1 and num_envs != config.env.num_envs:
         # the divisor of num_envs that comes nearest to as many environments per worker as before
@@ -250,6 +251,10 @@ def _factor(c: float) -> str:
 
 def _times(c: float) -> str:
     return f"{'x' if c >= 1 else '/'} {_factor(c)}"
+
+
+def _inverse_power(c: float) -> str:
+    return f"^ (1/{c:.6g})" if c >= 1 else f"^ {1 / c:.6g}"
 
 
 def _times_root(c: float) -> str:

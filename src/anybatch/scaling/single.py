@@ -14,9 +14,16 @@ samples between two rounds of collecting data.
 from __future__ import annotations
 
 import math
+from numbers import Real
+from typing import Any
 
-from anybatch.config.validation import check_number
-from anybatch.errors import ConfigError
+from anybatch.config.validation import check_number, check_positive
+from anybatch.errors import ConfigError, shown
+
+_MOST = 1e12
+"""Largest divisor of a batch, beyond the samples of any; larger ones would overflow the numbers that grow with it."""
+_MOST_KL_FACTOR = 2.0
+"""The step size is kept between half and twice the target; a larger factor would jump across that range."""
 
 
 def adam_step_size(step_size: float, *, divide_batch_by: float) -> float:
@@ -30,7 +37,7 @@ def adam_step_size(step_size: float, *, divide_batch_by: float) -> float:
         The step size at 1/c of the batch.
 
     Raises:
-        ConfigError: the step size is below 0, or c not a number above 0.
+        ConfigError: the step size is below 0, or c not a number from 1e-12 to 1e12.
     """
     return float(_step_size(step_size) / _factor(divide_batch_by) ** 0.5)
 
@@ -46,7 +53,7 @@ def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
         The step size at 1/c of the batch.
 
     Raises:
-        ConfigError: the step size is below 0, or c not a number above 0.
+        ConfigError: the step size is below 0, or c not a number from 1e-12 to 1e12.
     """
     return _step_size(step_size) / _factor(divide_batch_by)
 
@@ -75,7 +82,7 @@ def saturating_step_size(
     Raises:
         ConfigError: an argument is not a number above 0.
     """
-    c, inverse = _factor(divide_batch_by), _positive("noise_scale", noise_scale) / _positive("batch", batch)
+    c, inverse = _factor(divide_batch_by), check_positive("noise_scale", noise_scale) / check_positive("batch", batch)
     factor = (1 + inverse) / (1 + inverse * c)
     return float(_step_size(step_size) * (factor**0.5 if adam else factor))
 
@@ -93,10 +100,11 @@ def adam_beta(beta: float, *, divide_batch_by: float) -> float:
         The decay rate at 1/c of the batch.
 
     Raises:
-        ConfigError: ``beta`` is out of range, or c not a number above 0.
+        ConfigError: ``beta`` is out of range, or c not a number from 1e-12 to 1e12.
     """
-    if not 0 <= beta < 1:
-        raise ConfigError(f"beta is {beta}, but a decay rate must be at least 0 and below 1")
+    given: Any = beta
+    if not (isinstance(given, Real) and 0 <= beta < 1):
+        raise ConfigError(f"beta is {shown(given)}, but a decay rate must be at least 0 and below 1")
     return float(beta ** (1 / _factor(divide_batch_by)))
 
 
@@ -119,7 +127,7 @@ def max_grad_norm(max_norm: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is not a number above 0.
     """
-    return float(_positive("max_grad_norm", max_norm) * _factor(divide_batch_by) ** 0.5)
+    return float(check_positive("max_grad_norm", max_norm) * _factor(divide_batch_by) ** 0.5)
 
 
 def adam_eps(eps: float, *, divide_batch_by: float) -> float:
@@ -139,7 +147,7 @@ def adam_eps(eps: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is not a number above 0.
     """
-    return float(_positive("adam_eps", eps) * _factor(divide_batch_by) ** 0.5)
+    return float(check_positive("adam_eps", eps) * _factor(divide_batch_by) ** 0.5)
 
 
 def center_of_mass(center: float, *, divide_batch_by: float) -> float:
@@ -203,7 +211,9 @@ def epoch_window(window: float, *, divide_batch_by: float) -> float:
 def kl_factor(factor: float, *, divide_batch_by: float) -> float:
     """Raise the factor by which a KL-adaptive step size changes once an iteration to the power 1/c (beyond the paper).
 
-    Over the same environment steps there are c times as many iterations, and their factors multiply to the same.
+    Over the same environment steps there are c times as many iterations, and their factors multiply to the same. With
+    c below 1 the factor grows to at most 2, or stays if it is larger: the divergence may be from half to twice the
+    target, and a larger factor would make the step size jump across that range and back.
 
     Args:
         factor: ``optimizer.kl_factor``, above 1.
@@ -215,9 +225,11 @@ def kl_factor(factor: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: an argument is out of range.
     """
-    if not 1 < factor < math.inf:
-        raise ConfigError(f"kl_factor is {factor}, but must be a number above 1")
-    return float(factor ** (1 / _factor(divide_batch_by)))
+    given: Any = factor
+    if not (isinstance(given, Real) and 1 < factor < math.inf):
+        raise ConfigError(f"kl_factor is {shown(given)}, but must be a finite number above 1")
+    most, power = max(factor, _MOST_KL_FACTOR), 1 / _factor(divide_batch_by)
+    return float(factor**power if power * math.log(factor) < math.log(most) else most)
 
 
 def policy_iterations(iterations: int, *, divide_batch_by: float) -> int:
@@ -260,22 +272,21 @@ def max_lag(lag: int, *, divide_batch_by: float) -> int:
 
 
 def _factor(divide_batch_by: float) -> float:
-    return _positive("divide_batch_by", divide_batch_by)
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {value}, but must be a number above 0")
-    return value
+    given: Any = divide_batch_by
+    if not (isinstance(given, Real) and 1 / _MOST <= divide_batch_by <= _MOST):
+        raise ConfigError(f"divide_batch_by is {shown(given)}, but must be a number from {1 / _MOST:g} to {_MOST:g}")
+    return divide_batch_by
 
 
 def _step_size(value: float) -> float:
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"step_size is {value}, but must be a finite number of at least 0")
+    given: Any = value
+    if not (isinstance(given, Real) and 0 <= value < math.inf):
+        raise ConfigError(f"step_size is {shown(given)}, but must be a finite number of at least 0")
     return value
 
 
 def _whole(name: str, value: int, at_least: int = 1) -> int:
-    if not at_least <= value < math.inf or value != int(value):
-        raise ConfigError(f"{name} is {value}, but must be an integer of at least {at_least}")
-    return value
+    given: Any = value
+    if not (isinstance(given, Real) and at_least <= value < math.inf) or value != int(value):
+        raise ConfigError(f"{name} is {shown(given)}, but must be an integer of at least {at_least}")
+    return int(value)

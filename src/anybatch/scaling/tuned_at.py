@@ -46,13 +46,14 @@ class TunedAt:
         """The numbers that were given, by full field name.
 
         Raises:
-            ConfigError: one of them is below 1.
+            ConfigError: one of them is not an integer of at least 1.
         """
         numbers = {name: getattr(self, self.name_of(name)) for name in BATCH}
-        for name, number in numbers.items():
-            if number is not None:
-                check_integer(f"tuned_at.{self.name_of(name)}", number, at_least=1)
-        return {name: number for name, number in numbers.items() if number is not None}
+        return {
+            name: check_integer(f"tuned_at.{self.name_of(name)}", number, at_least=1)
+            for name, number in numbers.items()
+            if number is not None
+        }
 
 
 @dataclass(frozen=True)

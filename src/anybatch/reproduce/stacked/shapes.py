@@ -9,6 +9,7 @@ from anybatch.config.fields import get
 from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
+from anybatch.policy_phase import CPU_MICRO_BATCH
 
 _PER_RUN = (
     "optimizer.step_size",
@@ -29,7 +30,7 @@ _WITHOUT_EFFECT = (
     "workers",
     "precision",
     "device",
-    "micro_batch",
+    "micro_batch",  # unless there is a policy.second_moment
     "compile",
     "keep_freed_memory",
     "checkpoint_seconds",
@@ -48,6 +49,7 @@ _ADDED = (
     *("optimizer.follow_ess", "policy.interpolated", "policy.second_moment"),
     *("policy.clip_schedule", "policy.entropy_schedule"),
     *("eval", "env.info_keys", "env.action_mask", "env.frame_stack", "model.recurrent", "model.recurrent_width"),
+    "micro_batch",
 )
 """Fields and sections without which finished runs were named; left out of the text where they have their defaults."""
 
@@ -59,7 +61,8 @@ def shape_key(config: TrainConfig) -> str:
 
 def run_identity(config: TrainConfig) -> str:
     """All settings that affect a run's numbers, the seed aside, as text."""
-    return _without(config, _WITHOUT_EFFECT)
+    limited = config.policy.second_moment is not None
+    return _without(config, [name for name in _WITHOUT_EFFECT if not (limited and name == "micro_batch")])
 
 
 def _check_stackable(config: TrainConfig) -> None:
@@ -74,6 +77,11 @@ def _check_stackable(config: TrainConfig) -> None:
             raise not_stackable(f"{field} is {value}, but stacked runs need {allowed}")
     if optimizer.kl_stop is not None:
         raise not_stackable(f"optimizer.kl_stop is {optimizer.kl_stop}, but stacked runs make equal numbers of passes")
+    if config.policy.second_moment is not None and config.optimization_batch > (config.micro_batch or CPU_MICRO_BATCH):
+        raise not_stackable(
+            f"policy.second_moment is {config.policy.second_moment} with {config.optimization_batch:g} samples a "
+            "minibatch, of which a single run masks each micro_batch by itself"
+        )
     if config.model.recurrent != "none":
         raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.eval.every is not None:
