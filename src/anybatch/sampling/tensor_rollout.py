@@ -207,19 +207,15 @@ def collect_tensors(
             memory.ended(step.terminated | step.truncated)
     sampler.observation = map_observation(lambda x: x.clone(), observation)  # the environment may reuse its tensors
     sampler.state = memory.state if memory else None
-    last = agent.value(normalized(_moved(observation, device)))
-
-    def value_of_last(x: Observation, env: Tensor, t: Tensor) -> Tensor:
-        return value_after(agent, env, t, normalized(x))
-
+    after = normalized(_moved(observation, device))
+    last = agent.value(after)
     action, params, value = (torch.stack(x, dim=1) for x in zip(*record.outputs, strict=True))
     reward, ended, moments = record.reward.tensor(), record.terminated.tensor(), normalized.moments()
     done, observations = record.truncated.tensor() | ended, record.observations.filled()
     logp = spec.distribution(params).log_prob(action)
     env.check(observations, params, reward, moments, record.wrong_last())
-    if not bool(torch.isfinite(last).all()):  # of observations that are not part of the rollout
-        columns = map_observation(lambda x: x.unsqueeze(1), normalized(_moved(observation, device)))
-        env.check(columns, params[:, -1:], reward[:, -1:])
+    if not bool(torch.isfinite(last).all()):  # of the observations after the last step, which are not checked yet
+        env.check(map_observation(lambda x: x.unsqueeze(1), after), params[:, -1:], reward[:, -1:])
     check_finite(torch.cat([value, last.unsqueeze(1)], dim=1), logp)
     return Rollout(
         observation=observations,
@@ -228,7 +224,7 @@ def collect_tensors(
         behavior_params=params,
         reward=reward,
         value=value,
-        next_value=_next_value(sampler, record, value, last, value_of_last),
+        next_value=_next_value(sampler, record, value, last, lambda x, i, t: value_after(agent, i, t, normalized(x))),
         first=sampler.episodes.add(reward.to(env.device), done.to(env.device)).to(device),
         done=done,
         terminated=ended if sampler.bootstrap_truncated else done,
