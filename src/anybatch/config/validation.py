@@ -50,7 +50,7 @@ _RANGES: dict[str, Range] = {
     "reward.bound": _ABOVE_0,
     "advantage.discount": _FRACTION,
     "advantage.gae_lambda": _FRACTION,
-    "advantage.span": (lambda x: x >= 1, "at least 1, the current iteration alone"),
+    "advantage.span": (lambda x: x >= 1, "at least 1 (the current iteration only)"),
     "policy.clip": _AT_LEAST_0,
     "policy.kl_coefficient": _AT_LEAST_0,
     "policy.center_of_mass": (lambda x: 0 <= x < math.inf, "a finite number of gradient steps, at least 0"),
@@ -120,11 +120,11 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_recurrent(config)
     if config.advantage.normalize and config.advantage.span == 1 and config.iteration_batch == 1:
         raise ConfigError(
-            "advantage.normalize is true with a span of 1 and one sample an iteration, which subtracts each advantage "
+            "advantage.normalize is true with a span of 1 and one sample per iteration, which subtracts each advantage "
             "from itself; set advantage.span to a number of iterations, or advantage.normalize false"
         )
     if config.eval.stop_at is not None and config.eval.every is None:
-        raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
+        raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every as well")
     return config
 
 
@@ -215,7 +215,7 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
         if source.ray_workers and num_envs % source.ray_workers:
             raise ConfigError(
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
-                f"and one of {len(envs_per_worker)} workers has {num_envs}"
+                f"but one of {len(envs_per_worker)} workers has {num_envs}"
             )
 
 
@@ -232,8 +232,8 @@ def _check_schedules(config: TrainConfig) -> None:
         schedules.check(name, value)
         if config.compile and name.startswith("policy.") and value != schedules.CONSTANT:
             raise ConfigError(
-                f"{name} is {shown(value)}, but compile makes constants of the numbers in the losses; leave one of "
-                "them out"
+                f"{name} is {shown(value)}, but compile makes the coefficients of the losses constants; omit one of "
+                "the two"
             )
     if config.policy.clip == math.inf and config.policy.clip_schedule != schedules.CONSTANT:
         raise ConfigError(
@@ -301,8 +301,8 @@ def _check_kl(config: TrainConfig) -> None:
         if policy.interpolated and getattr(optimizer, name) is not None:
             raise ConfigError(
                 f"optimizer.{name} is {getattr(optimizer, name):g}, but policy.interpolated true computes no proximal "
-                f"policy, and so no divergence from it; set optimizer.{name} to None, or policy.proximal ewma without "
-                "policy.interpolated"
+                f"policy and therefore no divergence from it; set optimizer.{name} to None, or use policy.proximal "
+                "ewma without policy.interpolated"
             )
     steps = optimizer.minibatches * optimizer.policy_epochs
     itself = policy.proximal == "recent" or (policy.proximal == "behavior" and not config.stale)

@@ -188,8 +188,8 @@ class PPOEWMA(PPO):
         check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
         if self.advantage_span > 1 and not self.normalize_advantage:
             raise ConfigError(
-                f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it without "
-                "use; set normalize_advantage True or advantage_span 1"
+                f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it "
+                "unused; set normalize_advantage True or advantage_span 1"
             )
         if not self.max_importance_ratio >= 1:
             raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be at least 1")
@@ -202,8 +202,8 @@ class PPOEWMA(PPO):
             )
         if self.target_kl is not None:
             raise ConfigError(
-                f"target_kl is {self.target_kl}, but leaving out minibatches because of the KL of others biases the "
-                "objective, and how many depends on the batch size; set target_kl None: clipping limits the policy"
+                f"target_kl is {self.target_kl}, but skipping minibatches because of the KL of others biases the "
+                "objective, and their number depends on the batch size; set target_kl None: clipping limits the policy"
             )
         if self.clip_range_vf is not None:
             raise ConfigError(
