@@ -262,7 +262,8 @@ def test_evaluation_can_begin_and_end_with_a_resumed_run(tmp_path: Path, capsys:
     capsys.readouterr()
     resume(out, total_env_steps=6 * ITERATION, quiet=True)
     assert (
-        "columns that are empty from here on: eval_return, eval_return_stderr, eval_length" in capsys.readouterr().err
+        "columns that will be empty from now on: eval_return, eval_return_stderr, eval_length"
+        in capsys.readouterr().err
     )
     train(config, tmp_path / "whole", 3, quiet=True)
     assert columns(out, evaluation=False) == columns(tmp_path / "whole")
@@ -318,7 +319,7 @@ def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: 
     path.write_bytes(path.read_bytes()[:-1])
     capsys.readouterr()
     resume(out, callbacks=[Given(-5.0), KeepBest("score")], total_env_steps=7 * ITERATION, quiet=True)
-    assert "the best policy so far is lost" in capsys.readouterr().err
+    assert "the best policy so far cannot be read" in capsys.readouterr().err
     assert checkpoint.load(path)["iteration"] == 7
     resume(out, callbacks=[Given(9.0), KeepBest("score")], total_env_steps=8 * ITERATION, quiet=True)
     # 9 says nothing about another column, whose values are fractions
@@ -372,7 +373,7 @@ def test_training_ends_at_a_return(tmp_path: Path) -> None:
     [
         ({"eval.every": 0}, "eval.every is 0, but must be an integer of at least 1, or none"),
         ({"eval.episodes": 0}, "eval.episodes is 0, but must be an integer of at least 1"),
-        ({"eval.stop_at": 5.0}, "eval.stop_at is 5, which needs evaluations: set eval.every too"),
+        ({"eval.stop_at": 5.0}, "eval.stop_at is 5, which needs evaluations: set eval.every as well"),
     ],
 )
 def test_bad_settings_are_one_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

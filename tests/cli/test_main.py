@@ -266,7 +266,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["eval", str(run), "--episodes", "1", "--quiet"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: ") and line.endswith("the policy is that of the checkpoint before it")
+    assert line.startswith("warning: ") and line.endswith("using the previous checkpoint")
 
 
 def test_a_report_in_a_folder(tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ def test_scale_prints_the_table_of_train(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["train", "ppo-ewma", *CARTPOLE, *SMALL, *flags, *out]) == 0
         trained = re.split("to train without these|done: ", capsys.readouterr().out)[0]
         assert printed(["ppo-ewma", *CARTPOLE[:-1], *SMALL, *flags], capsys) == trained
-        assert ("assumed to be for this batch, and not scaled: optimizer.step_size 0.0003" in trained) == (number == 1)
+        assert ("assumed to be tuned for this batch, so not scaled: optimizer.step_size 0.0003" in trained) == (
+            number == 1
+        )
 
 
 def test_without_another_batch_nothing_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +153,7 @@ def test_from_ppo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert config.policy.center_of_mass == pytest.approx(32 * 7.468627, rel=1e-6)
     assert "from PPO: policy.center_of_mass 7.469 limits the policy" in capsys.readouterr().out
     assert main(["scale", "ppo", "--from-ppo", "--policy.center-of-mass", "3"]) == 2
-    assert "leave it or from_ppo out" in capsys.readouterr().err
+    assert "omit it or from_ppo" in capsys.readouterr().err
 
 
 def test_several_epochs_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,7 +129,7 @@ def test_the_age_of_other_proximal_policies_follows_the_iteration() -> None:
         return finding
 
     assert "up to 65,536 environment steps old" in age(ppo()).seen
-    assert "weights that sampled" in age(ppo()).means
+    assert "behaviour policy" in age(ppo()).means
     stale = {"rollout.source.kind": "delayed", "rollout.source.delay": 3}
     assert "up to 262,144 environment steps old" in age(ppo(**stale)).seen  # 4 x 65,536
     assert "up to 65,536 environment steps old" in age(ppo(**stale, proximal="recent")).seen

@@ -161,7 +161,7 @@ def test_fields_of_networks_and_environments_are_named_if_they_differ_from_the_d
     last = translate(ppo(**changes, model_options={"width": 8}), framework).missing[-1]
     assert last == (
         "env.bootstrap_truncated false; env.frame_stack 4; model.options width 8; model.recurrent gru; "
-        "model.gaussian.squash true: not translated; choose their equivalents there"
+        "model.gaussian.squash true: not translated; choose their equivalents in that framework"
     )
 
 

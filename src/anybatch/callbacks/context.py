@@ -76,7 +76,7 @@ class RunContext:
         """End the run in an orderly way after this iteration, with a checkpoint and exit code 0.
 
         Args:
-            reason: for the user, such as "return 475 reached"; it is kept in the result of training and in the checkpoint.
+            reason: for the user, such as "return 475 reached"; kept in the result of training and in the checkpoint.
         """
         if self.stop_reason is None:
             self.stop_reason = str(reason)

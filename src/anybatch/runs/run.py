@@ -355,8 +355,8 @@ def _needed_again(config: TrainConfig) -> list[str]:
     sentences = []
     if not is_importable(config.env.id):
         sentences.append(
-            f"env.id is {config.env.id!r}, a callable that no import path names: resume, eval and watch need it passed "
-            "in, so in another process use Python, with resume(run, env=...), load_policy(run, env=...) or "
+            f"env.id is {config.env.id!r}, a callable without an import path, which resume, eval and watch cannot "
+            "find in another process: pass it again in Python, with resume(run, env=...), load_policy(run, env=...) or "
             "evaluate(policy, env)"
         )
     if config.model.encoder.startswith(_IN_MAIN):
@@ -465,7 +465,8 @@ def open_run(
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:
                 raise ConfigError(
-                    f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
+                    f"total_env_steps is {total_env_steps}, but the run has already done "
+                    f"{content['run']['env_steps']} environment steps"
                 )
             config = replace(config, total_env_steps=total_env_steps)
             sentences += _new_horizon(recorded, config, content["run"]["env_steps"])

@@ -63,7 +63,7 @@ def require_trust(config: TrainConfig, file: Path, *, trust_code: bool, given: C
     reason = (
         "was not written by you with anybatch on this machine"
         if user_key() is not None
-        else "may not be yours: the key in your data folder, which identifies your runs, can be neither read nor created"
+        else "may not be yours: the key in your data folder, which signs your runs, can be neither read nor created"
     )
     raise ConfigError(
         f"{str(file)!r} names Python code, {fields}, and {reason}, so the code is not imported; if you trust it, "
