@@ -489,7 +489,7 @@ def test_a_run_that_finds_no_room_at_its_start_can_be_started_again(
         with pytest.raises(ConfigError, match=r"set aux\.storage ram"):
             train(config, out, quiet=True)
     train(override(config, {"aux.storage": "ram"}), out, quiet=True)
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(config, out, quiet=True)
 
 

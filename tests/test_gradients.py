@@ -108,7 +108,9 @@ def test_another_version_of_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
     with (
         pytest.warns(UserWarning, match="tested"),
-        pytest.raises(ConfigError, match=r"PyTorch 2\.9\.1 lacks what it needs \(.*_is_compiling_flag.*\): install"),
+        pytest.raises(
+            ConfigError, match=r"PyTorch 2\.9\.1 lacks a feature that it needs \(.*_is_compiling_flag.*\): install"
+        ),
     ):
         check_compiler(torch.device("cpu"))
 

@@ -254,8 +254,8 @@ def check_compiler(device: torch.device) -> None:
             getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"compile is true, but PyTorch {version} lacks what it needs ({error}): install PyTorch {TESTED}, or set "
-            "it to false"
+            f"compile is true, but PyTorch {version} lacks a feature that it needs ({error}): install PyTorch "
+            f"{TESTED}, or set it to false"
         ) from error
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler

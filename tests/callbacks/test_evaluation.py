@@ -324,7 +324,7 @@ def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: 
     resume(out, callbacks=[Given(9.0), KeepBest("score")], total_env_steps=8 * ITERATION, quiet=True)
     # 9 says nothing about another column, whose values are fractions
     resume(out, callbacks=[Given(0.0), KeepBest("clip_fraction")], total_env_steps=9 * ITERATION, quiet=True)
-    assert f"{path} has the best policy by the column score: the next" in capsys.readouterr().err
+    assert f"{path} contains the best policy by the column score: the next" in capsys.readouterr().err
     assert checkpoint.load(path)["column"] == "clip_fraction"
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(ConfigError, match="there is no column 'skore'; there are iteration, env_steps"):

@@ -266,10 +266,10 @@ def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[
         ([], ["anybatch scale needs PRESET"]),
         (["ppg-ewma"], ["--divide-batch-by", "--env.num-envs"]),
         (["ppg-ewma", "--divide-batch-by", "3"], ["not a whole number", "85"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--env.num-envs", "2"], ["say tuned_at.num_envs"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--rollout.steps", "2"], ["say tuned_at.rollout_steps"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--env.num-envs", "2"], ["use tuned_at.num_envs"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--rollout.steps", "2"], ["use tuned_at.rollout_steps"]),
         (["ppg-ewma", "--tuned-at.num-envs", "0"], ["tuned_at.num_envs is 0"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["the paper's rules"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["the paper's rule;"]),
         (["ppq", "--divide-batch-by", "4"], ["preset is 'ppq'"]),
     ],
 )
@@ -328,4 +328,4 @@ def test_options_are_pairs_over_those_of_the_preset_or_file(tmp_path: Path, caps
     scaled = yaml.safe_load(capsys.readouterr().out)
     assert (scaled["env"]["options"], scaled["model"]["options"]) == ({"num_levels": 200}, {"channels": 8})
     assert main(["scale", str(file), "--divide-batch-by", "2", "--env.options.num-levels", "200"]) == 2
-    assert "give pairs, --env.options NAME VALUE" in capsys.readouterr().err
+    assert "give pairs as --env.options NAME VALUE" in capsys.readouterr().err

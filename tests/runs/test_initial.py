@@ -228,7 +228,7 @@ def test_a_checkpoint_of_something_else_is_one_sentence(content: Any, tmp_path: 
     run = tmp_path / "run"
     train(tiny_ppo(), run, quiet=True)
     rewritten(run, lambda _: content)
-    with pytest.raises(CheckpointError, match="is not one of a run"):
+    with pytest.raises(CheckpointError, match="is not that of a run"):
         train(tiny_ppo(), tmp_path / "next", init_from=run, quiet=True)
 
 

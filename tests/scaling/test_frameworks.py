@@ -140,7 +140,7 @@ def test_schedules() -> None:
         ({"objective": "kl"}, "rllib", "kl_target"),
         ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
         ({}, "trl", "policy.entropy_coefficient 0.01"),
-        ({}, "rllib", "one learner"),
+        ({}, "rllib", "per learner"),
         ({"proximal": "recent"}, "trl", "policy.proximal recent"),
         ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "trl", "rollout.source delayed"),
         ({"return_discount": 0.9, "bound": 3.0}, "sb3", "return_discount 0.9 and bound 3:"),

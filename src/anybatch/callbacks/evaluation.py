@@ -128,7 +128,7 @@ class KeepBest(Callback):
                 if content["column"] == self._column:
                     self._best = content["value"]
                 else:
-                    run.message(f"{path} has the best policy by the column {content['column']}: {replaced}")
+                    run.message(f"{path} contains the best policy by the column {content['column']}: {replaced}")
             except (CheckpointError, KeyError, TypeError) as error:
                 run.message(f"the best policy so far cannot be read, and {replaced}: {error}")
 

@@ -24,7 +24,7 @@ def main(
 ) -> int:
     """Play complete episodes with a trained policy, and print their mean return.
 
-    A policy trained on a limited set of Procgen levels is also evaluated on unseen levels.
+    After training on a limited set of Procgen levels, unseen levels are used too.
 
     Args:
         run: Run folder.

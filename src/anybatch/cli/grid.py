@@ -20,7 +20,7 @@ def main(
     trust_code: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Train every run of a list; finished runs are skipped, interrupted runs are resumed.
+    """Train every run of a list; finished runs are skipped, interrupted ones resumed.
 
     A file is YAML with these entries, all optional except base:
     - base: a preset, or the path of a config.yaml

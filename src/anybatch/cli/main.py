@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{hint}")
     for before, word in zip(arguments, rest, strict=False):
         if not word or re.fullmatch(r"--[\w.-]+=", word):  # as a path it would be the current folder
-            raise ConfigError(f"the word after {word or before} is empty: is it a variable that is not set?")
+            raise ConfigError(f"the word after {word or before} is empty, perhaps because a variable is not set")
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code

@@ -306,7 +306,7 @@ def _check(center_of_mass: float | None, advantage_span: float, max_importance_r
         check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
     if center_of_mass == 0:
         raise ConfigError(
-            "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a number "
+            "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a number "
             "above 0, or None"
         )
     check_number("advantage_span", advantage_span, of="iterations", at_least=1)

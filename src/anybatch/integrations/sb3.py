@@ -182,7 +182,7 @@ class PPOEWMA(PPO):
             check_number("center_of_mass", age, of="gradient steps", at_least=0)
         if age == 0:
             raise ConfigError(
-                "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
+                "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a "
                 "number above 0, or None"
             )
         check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
@@ -197,7 +197,7 @@ class PPOEWMA(PPO):
             raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be a number above 0, or None to clip")
         if self.kl_coefficient is not None and age is None:
             raise ConfigError(
-                "kl_coefficient is set, but center_of_mass None leaves the behaviour policy as the proximal one, whose "
+                "kl_coefficient is set, but center_of_mass None makes the behaviour policy the proximal policy, whose "
                 "distributions Stable-Baselines3 does not keep; set a center_of_mass"
             )
         if self.target_kl is not None:

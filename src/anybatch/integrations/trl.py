@@ -160,8 +160,8 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         for given in (*args, *kwargs.values()):
             if isinstance(given, GRPOConfig) and given.beta and given.use_bias_correction_kl:
                 raise ConfigError(
-                    f"beta is {given.beta} with use_bias_correction_kl, which weighs the KL term by theta/old, and the "
-                    "old policy is the average here, which did not sample; set use_bias_correction_kl=False"
+                    f"beta is {given.beta} with use_bias_correction_kl, which weights the KL term by theta/old, but "
+                    "the old policy is the average here, not the behaviour policy; set use_bias_correction_kl=False"
                 )
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)

@@ -192,8 +192,8 @@ def load_policy(
     for name, parameter in policy.agent.named_parameters():
         if not torch.isfinite(parameter).all():
             raise CheckpointError(
-                f"the {'best policy' if best else 'newest checkpoint'} of {str(run_dir)!r} holds weights that are not "
-                f"finite ({name}): training had diverged"
+                f"the {'best policy' if best else 'newest checkpoint'} of {str(run_dir)!r} contains weights that are "
+                f"not finite ({name}): training had diverged"
             )
     return policy
 

@@ -472,7 +472,7 @@ def open_run(
             sentences += _new_horizon(recorded, config, content["run"]["env_steps"])
         if env_id is not None and env_id != config.env.id:
             config = replace(config, env=replace(config.env, id=env_id))
-            sentences += [f"env.id was {recorded.env.id!r}, and is {env_id!r} from now on", *_needed_again(config)]
+            sentences += [f"env.id was {recorded.env.id!r} and is {env_id!r} from now on", *_needed_again(config)]
         return config, seed, content, sentences
 
     config, seed, content, sentences = on_main(read)  # the others may be on machines without this folder
@@ -510,7 +510,7 @@ def content_of_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
     run = content.get("run") if isinstance(content, dict) else None
     if not _is_state_of_run(run) or not {"seed", "state"} <= content.keys():
         raise CheckpointError(
-            f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing or of another type"
+            f"the newest checkpoint of {str(folder)!r} is not that of a run: an entry is missing or has the wrong type"
         )
     return content, passed_over
 

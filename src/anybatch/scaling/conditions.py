@@ -92,7 +92,8 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
         yield _warning(
             "center_of_mass",
             f"policy.center_of_mass {policy.center_of_mass:.3g}",
-            f"the proximal policy is {1 / (1 + policy.center_of_mass):.0%} the newest weights and hardly limits a step",
+            f"the newest weights make up {1 / (1 + policy.center_of_mass):.0%} of the proximal policy, so it hardly "
+            "limits a step",
             "take more minibatches per iteration, or a smaller batch",
         )
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
