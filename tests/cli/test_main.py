@@ -113,10 +113,8 @@ def test_an_empty_word_is_not_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
-    assert (
-        capsys.readouterr().err
-        == f"anybatch: the word after {before} is empty, perhaps because a variable is not set\n"
-    )
+    expected = f"anybatch: the word after {before} is empty, perhaps because a variable is not set\n"
+    assert capsys.readouterr().err == expected
     assert not list(tmp_path.iterdir())
 
 
