@@ -205,7 +205,7 @@ def test_other_options_and_a_limit(tmp_path: Path) -> None:
 
 def test_an_environment_that_cannot_be_made_is_reported_before_training(tmp_path: Path) -> None:
     options = {"eval.options": {"max_episode_step": 15}}
-    with pytest.raises(ConfigError, match=r"env\.options has 'max_episode_step', and gym:Pendulum-v1 takes only"):
+    with pytest.raises(ConfigError, match=r"env\.options has 'max_episode_step', but gym:Pendulum-v1 takes only"):
         train(evaluating(VARIANTS["normalised"], **options), tmp_path / "run", quiet=True)
     assert read_progress(tmp_path / "run" / "progress.csv") == {}
 
@@ -293,7 +293,9 @@ def test_the_best_policy_is_that_of_the_best_row(tmp_path: Path, capsys: pytest.
 
 def test_there_is_no_best_policy_without_evaluation(tmp_path: Path) -> None:
     train(override(VARIANTS["cartpole"], {"total_env_steps": ITERATION}), tmp_path / "run", quiet=True)
-    with pytest.raises(CheckpointError, match=r"has no best policy: eval\.every and eval\.keep_best"):
+    with pytest.raises(
+        CheckpointError, match=r"has no best policy: training keeps one if eval\.every and eval\.keep_best are set"
+    ):
         load_policy(tmp_path / "run", best=True)
 
 
@@ -327,7 +329,7 @@ def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: 
     assert f"{path} contains the best policy by the column score: the next" in capsys.readouterr().err
     assert checkpoint.load(path)["column"] == "clip_fraction"
     shutil.rmtree(out / "checkpoints")
-    with pytest.raises(ConfigError, match="there is no column 'skore'; there are iteration, env_steps"):
+    with pytest.raises(ConfigError, match="there is no column 'skore'; the columns are iteration, env_steps"):
         train(config, tmp_path / "typo", 0, [KeepBest("skore")], quiet=True)
 
 
