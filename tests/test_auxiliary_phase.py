@@ -471,10 +471,10 @@ def test_the_progress_of_a_phase_is_shown(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_needed_is_said_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(small(**{"aux.storage": "disk"}), tmp_path / "run", quiet=True)
     said = capsys.readouterr().err
-    assert f"the auxiliary phase keeps 1.8 kB of observations: on disk in {tmp_path / 'run' / 'segments'}" in said
+    assert f"the auxiliary phase stores 1.8 kB of observations: on disk in {tmp_path / 'run' / 'segments'}" in said
     assert not (tmp_path / "run" / "segments").exists()
     train(small(total_env_steps=(N_PI - 1) * ENVS * STEPS), tmp_path / "short", quiet=True)
-    assert "no auxiliary phase will run: the first one comes after 64 environment steps" in capsys.readouterr().err
+    assert "no auxiliary phase will run: the first would start after 64 environment steps" in capsys.readouterr().err
 
 
 def test_a_run_that_finds_no_room_at_its_start_can_be_started_again(
@@ -489,7 +489,7 @@ def test_a_run_that_finds_no_room_at_its_start_can_be_started_again(
         with pytest.raises(ConfigError, match=r"set aux\.storage ram"):
             train(config, out, quiet=True)
     train(override(config, {"aux.storage": "ram"}), out, quiet=True)
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(config, out, quiet=True)
 
 

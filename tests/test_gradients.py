@@ -89,7 +89,7 @@ def test_a_network_that_cannot_be_recorded_is_refused() -> None:
 
 def test_a_missing_compiler_is_named() -> None:
     missing = torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)})
-    with missing, pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler is there: install g\+\+"):
+    with missing, pytest.raises(ConfigError, match=r"compile is true, but no C\+\+ compiler was found: install g\+\+"):
         check_compiler(torch.device("cpu"))
 
 
@@ -102,13 +102,15 @@ def test_another_version_of_pytorch_is_named(monkeypatch: pytest.MonkeyPatch) ->
         check_compiler(torch.device("cpu"))
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.warns(
-        UserWarning, match=r"compile is true, which was tested with PyTorch .* alone, and this is 2\.9\.1"
+        UserWarning, match=r"compile is true, which was tested only with PyTorch .*, but this is 2\.9\.1"
     ):
         check_compiler(torch.device("cpu"))
     monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
     with (
         pytest.warns(UserWarning, match="tested"),
-        pytest.raises(ConfigError, match=r"PyTorch 2\.9\.1 lacks what it needs \(.*_is_compiling_flag.*\): install"),
+        pytest.raises(
+            ConfigError, match=r"PyTorch 2\.9\.1 lacks a feature that it needs \(.*_is_compiling_flag.*\): install"
+        ),
     ):
         check_compiler(torch.device("cpu"))
 

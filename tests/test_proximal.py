@@ -318,10 +318,10 @@ def test_a_network_that_cannot_be_copied_is_named(kind: type[Any]) -> None:
     [
         (
             lambda x: x.double(),
-            r"0\.weight of the policy is .*float64 on cpu, but its average was made for .* on cpu: make",
+            r"0\.weight of the policy is .*float64 on cpu, but its average was created for .* on cpu: create",
         ),
         (lambda x: x.half(), r"0\.weight of the policy is .*float16 on cpu"),
-        (lambda x: x.to("meta"), r"0\.weight of the policy is .* on meta, but its average was made for .* on cpu"),
+        (lambda x: x.to("meta"), r"0\.weight of the policy is .* on meta, but its average was created for .* on cpu"),
         (lambda x: x.__setitem__(0, nn.Linear(1, 2)), r"0\.weight of the policy is \(2, 1\)"),
         (lambda x: x.append(nn.Linear(2, 2)), r"1\.bias, 1\.weight of the policy was added or removed"),
         (lambda x: x[0].register_parameter("bias", None), r"0\.bias of the policy was added or removed"),

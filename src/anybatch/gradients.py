@@ -245,7 +245,7 @@ def check_compiler(device: torch.device) -> None:
     version = torch.__version__
     if not version.startswith(f"{TESTED}."):
         warnings.warn(
-            f"compile is true, which was tested with PyTorch {TESTED} alone, and this is {version}: compare the first "
+            f"compile is true, which was tested only with PyTorch {TESTED}, but this is {version}: compare the first "
             "rows of progress.csv with those of a run without it",
             stacklevel=2,
         )
@@ -254,8 +254,8 @@ def check_compiler(device: torch.device) -> None:
             getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"compile is true, but PyTorch {version} lacks what it needs ({error}): install PyTorch {TESTED}, or set "
-            "it to false"
+            f"compile is true, but PyTorch {version} lacks a feature that it needs ({error}): install PyTorch "
+            f"{TESTED}, or set it to false"
         ) from error
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
@@ -264,7 +264,7 @@ def check_compiler(device: torch.device) -> None:
             get_cpp_compiler()
         except Exception as error:
             raise ConfigError(
-                "compile is true, but no C++ compiler is there: install g++, or set it to false"
+                "compile is true, but no C++ compiler was found: install g++, or set it to false"
             ) from error
     else:
         from torch.utils._triton import has_triton

@@ -60,7 +60,7 @@ class AdvantageNormalizer:
         """
         spans = torch.as_tensor(span, dtype=torch.float64)
         if not bool(((spans >= 1) & torch.isfinite(spans)).all()):
-            raise ValueError(f"advantage span {span} must be finite and at least 1, the current iteration alone")
+            raise ValueError(f"advantage span {span} must be finite and at least 1 (the current iteration only)")
         self.span = spans.cpu() if isinstance(span, Tensor) else span
         self._moments = RunningMoments(tuple(spans.shape))
 

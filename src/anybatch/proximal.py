@@ -235,7 +235,7 @@ class EwmaProximal(_FrozenCopy):
         if ours.keys() != theirs.keys():
             changed = ", ".join(sorted(ours.keys() ^ theirs.keys()))
             raise ValueError(
-                f"{changed} of the policy was added or removed since its average was made: make a new EwmaProximal"
+                f"{changed} of the policy was added or removed after its average was created: create a new EwmaProximal"
             )
         averages = dict(zip(self._names, self.average, strict=True))
         for name, x in theirs.items():
@@ -243,8 +243,8 @@ class EwmaProximal(_FrozenCopy):
             now, then = (x.shape, x.dtype, x.device), (average.shape, self._source_dtypes[name], average.device)
             if now != then:
                 raise ValueError(
-                    f"{name} of the policy is {_described(*now)}, but its average was made for {_described(*then)}: "
-                    "make EwmaProximal when the network has its final shapes, dtypes and device"
+                    f"{name} of the policy is {_described(*now)}, but its average was created for {_described(*then)}: "
+                    "create EwmaProximal when the network has its final shapes, dtypes and device"
                 )
         if [x.dtype for x in self.average] != self._dtypes:
             raise ValueError("EwmaProximal.module was cast to another dtype, in which its average would lose precision")
@@ -261,7 +261,7 @@ def _frozen(module: nn.Module) -> nn.Module:
     except RuntimeError as error:  # of tensors that are results, not parameters
         raise ConfigError(
             f"the policy network, with model.encoder in it, cannot be copied for the proximal policy: {error}; use "
-            "torch.nn.utils.parametrizations.weight_norm in place of torch.nn.utils.weight_norm"
+            "torch.nn.utils.parametrizations.weight_norm instead of torch.nn.utils.weight_norm"
         ) from error
 
 

@@ -381,10 +381,10 @@ def _prepare_auxiliary_phase(run: Run, components: Components) -> None:
     if components.auxiliary is None or run.finished:
         return
     components.auxiliary.store.open()
-    run.message(f"the auxiliary phase keeps {components.auxiliary.store.describe()}")
+    run.message(f"the auxiliary phase stores {components.auxiliary.store.describe()}")
     phase = run.config.aux.policy_iterations * run.config.iteration_batch
     if phase > run.config.total_env_steps:
         run.message(
-            f"no auxiliary phase will run: the first one comes after {phase:,} environment steps, and "
+            f"no auxiliary phase will run: the first would start after {phase:,} environment steps, and "
             f"total_env_steps is {run.config.total_env_steps:,}"
         )

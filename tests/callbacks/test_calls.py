@@ -139,8 +139,8 @@ def test_columns_are_written_and_those_of_others_stay(tmp_path: Path) -> None:
     [
         (lambda run, row: row.update(env_steps=0), "has changed the column env_steps"),
         (lambda run, row: row.pop("entropy"), "has changed the column entropy"),
-        (lambda run, row: row.update(x="5"), "gives '5' for the column x: not a number"),
-        (lambda run, row: row.update(x=torch.zeros(2)), r"gives tensor\(.*\) for the column x: not a number"),
+        (lambda run, row: row.update(x="5"), "gives '5' for the column x, which is not a number"),
+        (lambda run, row: row.update(x=torch.zeros(2)), r"gives tensor\(.*\) for the column x, which is not a number"),
         (lambda run, row: row.update({"a\nb": 1}), r"has added the column 'a\\nb'"),
     ],
 )
@@ -151,7 +151,7 @@ def test_bad_columns_are_one_sentence(act: Any, sentence: str, tmp_path: Path) -
 
 def test_what_is_no_callback_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     for wrong, words in ((Recorder, "the class Recorder"), (print, "<built-in function print>")):
-        with pytest.raises(ConfigError, match=f"callbacks has {words}, but must hold objects"):
+        with pytest.raises(ConfigError, match=f"callbacks contains {words}, but must contain objects"):
             train(small(), tmp_path / "run", 0, [wrong], quiet=True)  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"callbacks is <.*Recorder.*>, but must be a list of callbacks"):
         train(small(), tmp_path / "run", 0, Recorder(), quiet=True)  # type: ignore[arg-type]
@@ -253,11 +253,11 @@ def test_a_callback_that_is_gone_or_new_is_told(tmp_path: Path, capsys: pytest.C
     train(small(3), tmp_path / "run", 0, [Total(), stop_at(2)], quiet=True)
     resume(tmp_path / "run", quiet=True, total_env_steps=3 * ITERATION)
     err = capsys.readouterr().err
-    assert "the checkpoint has the state of a callback Total, which is not given now" in err
-    assert "progress.csv has columns that are empty from here on: total" in err
+    assert "the checkpoint has the state of a callback Total, which was not passed this time" in err
+    assert "progress.csv has columns that will be empty from now on: total" in err
     resume(tmp_path / "run", callbacks=[Total(), Recorder()], quiet=True, total_env_steps=4 * ITERATION)
     err = capsys.readouterr().err
-    assert "the callback Total starts anew: the checkpoint does not have its state" in err
+    assert "the callback Total starts from scratch: the checkpoint does not contain its state" in err
     assert "Recorder" not in err and "progress.csv" not in err
     assert [math.isnan(x) for x in read_progress(tmp_path / "run" / "progress.csv")["total"]] == [
         False,
@@ -277,7 +277,7 @@ def test_a_new_callback_may_make_its_state_at_the_start(tmp_path: Path, capsys: 
 
     train(small(1), tmp_path / "run", quiet=True)
     resume(tmp_path / "run", callbacks=[Late()], total_env_steps=2 * ITERATION, quiet=True)
-    assert "the callback Late starts anew" in capsys.readouterr().err
+    assert "the callback Late starts from scratch" in capsys.readouterr().err
     assert content(tmp_path / "run")["run"]["callbacks"] == {"Late": {"seen": 0}}
 
 

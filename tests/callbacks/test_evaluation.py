@@ -205,7 +205,7 @@ def test_other_options_and_a_limit(tmp_path: Path) -> None:
 
 def test_an_environment_that_cannot_be_made_is_reported_before_training(tmp_path: Path) -> None:
     options = {"eval.options": {"max_episode_step": 15}}
-    with pytest.raises(ConfigError, match=r"env\.options has 'max_episode_step', and gym:Pendulum-v1 takes only"):
+    with pytest.raises(ConfigError, match=r"env\.options has 'max_episode_step', but gym:Pendulum-v1 takes only"):
         train(evaluating(VARIANTS["normalised"], **options), tmp_path / "run", quiet=True)
     assert read_progress(tmp_path / "run" / "progress.csv") == {}
 
@@ -262,7 +262,8 @@ def test_evaluation_can_begin_and_end_with_a_resumed_run(tmp_path: Path, capsys:
     capsys.readouterr()
     resume(out, total_env_steps=6 * ITERATION, quiet=True)
     assert (
-        "columns that are empty from here on: eval_return, eval_return_stderr, eval_length" in capsys.readouterr().err
+        "columns that will be empty from now on: eval_return, eval_return_stderr, eval_length"
+        in capsys.readouterr().err
     )
     train(config, tmp_path / "whole", 3, quiet=True)
     assert columns(out, evaluation=False) == columns(tmp_path / "whole")
@@ -292,7 +293,7 @@ def test_the_best_policy_is_that_of_the_best_row(tmp_path: Path, capsys: pytest.
 
 def test_there_is_no_best_policy_without_evaluation(tmp_path: Path) -> None:
     train(override(VARIANTS["cartpole"], {"total_env_steps": ITERATION}), tmp_path / "run", quiet=True)
-    with pytest.raises(CheckpointError, match=r"has no best policy: eval\.every and eval\.keep_best"):
+    with pytest.raises(CheckpointError, match=r"has no best policy: training keeps one if eval\.every and eval"):
         load_policy(tmp_path / "run", best=True)
 
 
@@ -318,15 +319,15 @@ def test_a_resumed_run_improves_on_the_best_policy_only(tmp_path: Path, capsys: 
     path.write_bytes(path.read_bytes()[:-1])
     capsys.readouterr()
     resume(out, callbacks=[Given(-5.0), KeepBest("score")], total_env_steps=7 * ITERATION, quiet=True)
-    assert "the best policy so far is lost" in capsys.readouterr().err
+    assert "the best policy so far cannot be read" in capsys.readouterr().err
     assert checkpoint.load(path)["iteration"] == 7
     resume(out, callbacks=[Given(9.0), KeepBest("score")], total_env_steps=8 * ITERATION, quiet=True)
     # 9 says nothing about another column, whose values are fractions
     resume(out, callbacks=[Given(0.0), KeepBest("clip_fraction")], total_env_steps=9 * ITERATION, quiet=True)
-    assert f"{path} has the best policy by the column score: the next" in capsys.readouterr().err
+    assert f"{path} contains the best policy by the column score: the next" in capsys.readouterr().err
     assert checkpoint.load(path)["column"] == "clip_fraction"
     shutil.rmtree(out / "checkpoints")
-    with pytest.raises(ConfigError, match="there is no column 'skore'; there are iteration, env_steps"):
+    with pytest.raises(ConfigError, match="there is no column 'skore'; the columns are iteration, env_steps"):
         train(config, tmp_path / "typo", 0, [KeepBest("skore")], quiet=True)
 
 
@@ -372,7 +373,7 @@ def test_training_ends_at_a_return(tmp_path: Path) -> None:
     [
         ({"eval.every": 0}, "eval.every is 0, but must be an integer of at least 1, or none"),
         ({"eval.episodes": 0}, "eval.episodes is 0, but must be an integer of at least 1"),
-        ({"eval.stop_at": 5.0}, "eval.stop_at is 5, which needs evaluations: set eval.every too"),
+        ({"eval.stop_at": 5.0}, "eval.stop_at is 5, which needs evaluations: set eval.every as well"),
     ],
 )
 def test_bad_settings_are_one_sentence(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:

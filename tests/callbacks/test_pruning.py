@@ -60,5 +60,5 @@ def test_a_trial_that_does_not_learn_is_pruned(tmp_path: Path) -> None:
 
 def test_a_column_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
     trial = optuna.create_study().ask()
-    with pytest.raises(ConfigError, match="there is no column 'eval_return'; there are iteration, env_steps"):
+    with pytest.raises(ConfigError, match="there is no column 'eval_return'; the columns are iteration, env_steps"):
         train(ppo("gym:CartPole-v1", num_envs=4, steps=8, minibatches=2), tmp_path / "run", 0, [OptunaPruning(trial)])

@@ -90,7 +90,7 @@ def test_train_eval_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     run = str(tmp_path / "run")
     assert main(["train", "ppo-ewma", *CARTPOLE, "--out", run]) == 0
     assert main(["train", "ppo-ewma", *CARTPOLE, "--out", run]) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     assert main(["eval", run, "--episodes", "5"]) == 0
     assert "(5 episodes)" in capsys.readouterr().out
     assert main(["resume", run, "--total-env-steps", "512", "--quiet"]) == 0
@@ -113,7 +113,8 @@ def test_an_empty_word_is_not_the_current_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(command) == 2
-    assert capsys.readouterr().err == f"anybatch: the word after {before} is empty: is it a variable that is not set?\n"
+    expected = f"anybatch: the word after {before} is empty, perhaps because a variable is not set\n"
+    assert capsys.readouterr().err == expected
     assert not list(tmp_path.iterdir())
 
 
@@ -266,7 +267,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["eval", str(run), "--episodes", "1", "--quiet"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: ") and line.endswith("the policy is that of the checkpoint before it")
+    assert line.startswith("warning: ") and line.endswith("using the previous checkpoint")
 
 
 def test_a_report_in_a_folder(tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ def test_scale_prints_the_table_of_train(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["train", "ppo-ewma", *CARTPOLE, *SMALL, *flags, *out]) == 0
         trained = re.split("to train without these|done: ", capsys.readouterr().out)[0]
         assert printed(["ppo-ewma", *CARTPOLE[:-1], *SMALL, *flags], capsys) == trained
-        assert ("assumed to be for this batch, and not scaled: optimizer.step_size 0.0003" in trained) == (number == 1)
+        assert ("assumed to be tuned for this batch, so not scaled: optimizer.step_size 0.0003" in trained) == (
+            number == 1
+        )
 
 
 def test_without_another_batch_nothing_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +153,7 @@ def test_from_ppo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert config.policy.center_of_mass == pytest.approx(32 * 7.468627, rel=1e-6)
     assert "from PPO: policy.center_of_mass 7.469 limits the policy" in capsys.readouterr().out
     assert main(["scale", "ppo", "--from-ppo", "--policy.center-of-mass", "3"]) == 2
-    assert "leave it or from_ppo out" in capsys.readouterr().err
+    assert "omit it or from_ppo" in capsys.readouterr().err
 
 
 def test_several_epochs_are_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,10 +266,10 @@ def test_other_frameworks_as_data(framework: str, capsys: pytest.CaptureFixture[
         ([], ["anybatch scale needs PRESET"]),
         (["ppg-ewma"], ["--divide-batch-by", "--env.num-envs"]),
         (["ppg-ewma", "--divide-batch-by", "3"], ["not a whole number", "85"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--env.num-envs", "2"], ["say tuned_at.num_envs"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--rollout.steps", "2"], ["say tuned_at.rollout_steps"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--env.num-envs", "2"], ["use tuned_at.num_envs"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--rollout.steps", "2"], ["use tuned_at.rollout_steps"]),
         (["ppg-ewma", "--tuned-at.num-envs", "0"], ["tuned_at.num_envs is 0"]),
-        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["the paper's rules"]),
+        (["ppg-ewma", "--divide-batch-by", "4", "--scaling.rule", "fixed-minibatch"], ["the paper's rule;"]),
         (["ppq", "--divide-batch-by", "4"], ["preset is 'ppq'"]),
     ],
 )
@@ -326,4 +328,4 @@ def test_options_are_pairs_over_those_of_the_preset_or_file(tmp_path: Path, caps
     scaled = yaml.safe_load(capsys.readouterr().out)
     assert (scaled["env"]["options"], scaled["model"]["options"]) == ({"num_levels": 200}, {"channels": 8})
     assert main(["scale", str(file), "--divide-batch-by", "2", "--env.options.num-levels", "200"]) == 2
-    assert "give pairs, --env.options NAME VALUE" in capsys.readouterr().err
+    assert "give pairs as --env.options NAME VALUE" in capsys.readouterr().err

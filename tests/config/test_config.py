@@ -580,7 +580,7 @@ def test_config_errors_are_value_errors_and_anybatch_errors() -> None:
         (b"optimizer: {step_size: 0.1}\ndevice: cpu\noptimizer: {}\n", "'optimizer' twice, the second time in line 3"),
         (b"env: {id: a, num_envs: 1, id: b}\n", "'id' twice"),
         (b"optimizer: {step_size: 1" + b"0" * 400 + b"}\n", "step_size is 10+.*must be a number below"),
-        (b"#" * 1_000_001, "more than 1,000,000 bytes"),
+        (b"#" * 1_000_001, "larger than 1,000,000 bytes"),
     ],
 )
 def test_hostile_files_are_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from anybatch.presets import PRESETS, ppg, ppo, ppo_ewma
     ],
 )
 def test_a_change_without_effect_is_a_warning(changes: dict[str, Any], name: str, reason: str) -> None:
-    with pytest.warns(UserWarning, match=f"^{name} has no effect, since {reason}$") as caught:
+    with pytest.warns(UserWarning, match=f"^{name} has no effect, because {reason}$") as caught:
         override(ppo("procgen:coinrun"), changes)
     assert len(caught) == 1
 
@@ -64,7 +64,7 @@ def test_the_fields_exist() -> None:
 def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     arguments = ["ppo-control", "--policy.center-of-mass", "8"]  # also where it is the preset's number
     assert main(["scale", *arguments, "--divide-batch-by", "2"]) == 0
-    warning = "warning: policy.center_of_mass has no effect, since policy.proximal is behavior\n"
+    warning = "warning: policy.center_of_mass has no effect, because policy.proximal is behavior\n"
     assert warning in capsys.readouterr().err
     arguments += ["--env.id", "gym:CartPole-v1", "--rollout.steps", "4", "--total-env-steps", "32"]
     assert main(["train", *arguments, "--quiet", "--out", str(tmp_path / "run")]) == 0

@@ -46,7 +46,9 @@ def test_what_nobody_finds_again_is_refused() -> None:
     class Local(nn.Module):
         pass
 
-    with pytest.raises(ConfigError, match=r"the class .*Local, which nobody could find again in .*: define it at the"):
+    with pytest.raises(
+        ConfigError, match=r"the class .*Local, which cannot be imported again from .*: define it at the"
+    ):
         ppo(encoder=Local)
     with pytest.raises(
         ConfigError, match=r"but must be impala, nature, small-conv, mlp, auto, import.path:Class, or the class"

@@ -158,7 +158,7 @@ def test_a_dead_or_stopped_worker_ends_the_others_and_resume_goes_on_with_those_
     result = resume(out)
     assert not result.interrupted and result.env_steps == 6 * 5 * STEPS
     said = capsys.readouterr().err
-    assert "the checkpoint is of 3 workers, and this run has 1 worker" in said
+    assert "the checkpoint was written by 3 workers, but this run has 1 worker" in said
     assert "new episodes" not in said  # CartPole's environments are shared out anew as they stood
     assert "new policy phase" not in said  # and so is the phase's data
     assert [int(row["env_steps"]) for row in rows(out)] == [5 * STEPS * i for i in range(1, 7)]

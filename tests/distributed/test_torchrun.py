@@ -110,7 +110,7 @@ def test_each_worker_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert [process_group.local_device(name) for name in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
-    with pytest.raises(ConfigError, match="4 workers of this machine need a GPU each"):
+    with pytest.raises(ConfigError, match="4 workers on this machine need a GPU each"):
         process_group.local_device("cuda:0")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(ConfigError, match="2 GPUs for 4 workers"):

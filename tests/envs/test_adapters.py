@@ -171,7 +171,7 @@ class TestNoPhantomRows:
             env.metadata = {}
             return env
 
-        with pytest.raises(EnvError, match="does not say how it resets"):
+        with pytest.raises(EnvError, match="does not declare its autoreset mode"):
             make(EnvConfig(id=environment_id(silent)), 2, 0)
 
 
@@ -250,7 +250,7 @@ class TestSpaces:
     @pytest.mark.parametrize(
         ("observation", "message"),
         [
-            (np.zeros(3, np.float32), r"environment 0 of .* has shape \(3,\), where its space says \(2,\)"),
+            (np.zeros(3, np.float32), r"environment 0 of .* has shape \(3,\), but its space has \(2,\)"),
             (np.array([0, np.nan], np.float32), "environment 0 of .* is not finite"),
             (np.array([0, 1e300]), "environment 0 of .* is not finite"),
         ],
@@ -260,7 +260,7 @@ class TestSpaces:
             odd(spaces.Box(-1, 1, (2,)), observation).reset()
 
     def test_float_image_is_not_cast_to_black(self) -> None:
-        with pytest.raises(EnvError, match="dtype float64, where its space says uint8"):
+        with pytest.raises(EnvError, match="dtype float64, but its space has uint8"):
             odd(spaces.Box(0, 255, (2,), np.uint8), np.array([0.2, 0.9])).reset()
 
     @pytest.mark.parametrize("reward", [np.nan, np.inf, "many", np.zeros(2)])
@@ -315,9 +315,9 @@ class TestIds:
             make(EnvConfig(id="gym:CartPole-v1", options={"vectorization": "threads"}), 1, 0)
 
     def test_not_an_environment(self) -> None:
-        with pytest.raises(EnvError, match=r"returned a int, where a gymnasium.Env"):
+        with pytest.raises(EnvError, match=r"returned a int instead of a gymnasium.Env"):
             make(EnvConfig(id=environment_id(lambda: 3)), 1, 0)
-        with pytest.raises(EnvError, match="asked for 2 environments and returned 3"):
+        with pytest.raises(EnvError, match="asked for 2 environments, but returned 3"):
             make(EnvConfig(id=environment_id(lambda num_envs: counting_vector(num_envs + 1, "SAME_STEP"))), 2, 0)
 
     def test_spaces(self) -> None:
@@ -429,7 +429,7 @@ class TestSnapshot:
         env = make(EnvConfig(id="gym:CartPole-v1"), 2, 0)
         env.reset()
         state = env.save_state()
-        with pytest.raises(EnvError, match="of 2 environments, and there are 3"):
+        with pytest.raises(EnvError, match="of 2 environments, but this run has 3"):
             make(EnvConfig(id="gym:CartPole-v1"), 3, 0).load_state(state)
         with pytest.raises(EnvError, match="CartPoleEnv"):
             make(EnvConfig(id="gym:Acrobot-v1"), 2, 0).load_state(state)

@@ -150,12 +150,12 @@ class TestIntegersOutsideTheirSpace:
             (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [7, 300], r"is 300 at \[1\], where .* allows 0 to 255"),
             (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [-1, 7], r"is -1 at \[0\], where .* allows 0 to 255"),
             (spaces.Box(0, 9, (2,), np.uint8), [0, 9], np.array([0, 10], np.uint8), r"is 10 at \[1\], .* 0 to 9"),
-            (spaces.Box(-5, 5, (), np.int64), -5, np.int64(6), r"is 6, where its space allows -5 to 5"),
-            (spaces.Discrete(3), 2, 5, r"is 5, where its space allows 0 to 2"),
-            (spaces.Discrete(3, start=-1), -1, 2, r"is 2, where its space allows -1 to 1"),
-            (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3], r"is 3 at \[1\], where its space allows 0 to 2"),
+            (spaces.Box(-5, 5, (), np.int64), -5, np.int64(6), r"is 6, but its space allows -5 to 5"),
+            (spaces.Discrete(3), 2, 5, r"is 5, but its space allows 0 to 2"),
+            (spaces.Discrete(3, start=-1), -1, 2, r"is 2, but its space allows -1 to 1"),
+            (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3], r"is 3 at \[1\], but its space allows 0 to 2"),
             (spaces.MultiDiscrete([2, 3], start=[5, 0]), [6, 0], [0, 0], r"is 0 at \[0\], .* allows 5 to 6"),
-            (spaces.MultiBinary(2), [0, 1], [0, 2], r"is 2 at \[1\], where its space allows 0 to 1"),
+            (spaces.MultiBinary(2), [0, 1], [0, 2], r"is 2 at \[1\], but its space allows 0 to 1"),
         ],
     )
     @pytest.mark.parametrize("key", [None, "gear"])

@@ -136,7 +136,7 @@ def test_a_key_that_never_appears_is_one_warning(kind: str, tmp_path: Path) -> N
     with pytest.warns(UserWarning, match="info_keys") as caught:
         train(config, tmp_path / "run", quiet=True)
     assert [str(warning.message) for warning in caught] == [
-        f"env.info_keys has 'squares', which the info of {config.env.id} did not have at the end of 20 episodes; "
+        f"env.info_keys has 'squares', which the info of {config.env.id} lacked at the end of 20 episodes; "
         "it had array, half, square, text"
     ]
     assert read_progress(tmp_path / "run" / "progress.csv")["info_square"][-1] > 0

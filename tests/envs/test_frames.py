@@ -121,8 +121,6 @@ def test_runs_train_resume_and_evaluate(encoder: str, tmp_path: Path) -> None:
         assert torch.equal(value, other.agent.state_dict()[name])
     assert len(evaluate(one, episodes=3).returns) == 3
     assert one.act(np.zeros((3, 12, 12, 3), np.uint8)) in (0, 1)
-    words = (
-        r"has shape \(12, 12, 3\), where its space says \(3, 12, 12, 3\); stack the last 3, oldest first \(env.frame"
-    )
+    words = r"has shape \(12, 12, 3\), but its space has \(3, 12, 12, 3\); stack the last 3, oldest first \(env.frame"
     with pytest.raises(EnvError, match=words):
         one.act(np.zeros((12, 12, 3), np.uint8))

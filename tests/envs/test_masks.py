@@ -102,7 +102,7 @@ def test_none_leaves_the_entry_as_it_is() -> None:
 
 
 def test_auto_warns_of_a_mask_in_info() -> None:
-    with pytest.warns(UserWarning, match="set env.action_mask info to train with it, or none"):
+    with pytest.warns(UserWarning, match="set env.action_mask to info to train with it, or to none"):
         made(by_info).reset()
 
 
@@ -131,7 +131,7 @@ def test_a_table_for_a_multi_discrete_is_its_rows_one_after_the_other() -> None:
     [
         ([0.0, 0.0], spaces.Discrete(2), r"The action mask of environment 0 of .* allows nothing: at least one choice"),
         ([1.0, 1, 0, 0], spaces.MultiDiscrete([2, 2]), "allows nothing in part 1 of the action"),
-        ([1.0, 0.5], spaces.Discrete(2), r"entry 'action_mask', is 0.5 at \[1\], where a mask has 1 or 0"),
+        ([1.0, 0.5], spaces.Discrete(2), r"entry 'action_mask', is 0.5 at \[1\], but a mask must have 1 or 0"),
         ([np.nan, 1], spaces.Discrete(2), "is nan"),
     ],
 )
@@ -141,7 +141,7 @@ def test_wrong_masks_are_refused(mask: Any, space: Any, sentence: str) -> None:
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(EnvError, match="where a mask of its actions has 3 numbers"):
+    with pytest.raises(EnvError, match="but a mask of its actions must have 3 numbers"):
         odd(np.ones(2), spaces.Discrete(3))
     with pytest.raises(ConfigError, match="only Discrete and MultiDiscrete actions can be masked"):
         made(lambda: Odd(np.ones(2), spaces.Box(-1, 1, (2,)), (2,)), "action_mask")

@@ -96,7 +96,7 @@ def test_the_auxiliary_phase_sees_the_entries_that_the_policy_phase_saw(
 @pytest.mark.parametrize(
     ("attribute", "space", "sentence"),
     [
-        ("observation_space", spaces.Box(-1, 1, (0,)), r"shape \(0,\): leave out what is empty"),
+        ("observation_space", spaces.Box(-1, 1, (0,)), r"shape \(0,\): leave out empty entries"),
         ("observation_space", spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (0, 3))), r"entry 'b' of the shape \(0, 3\)"),
         ("action_space", spaces.Box(-1, 1, (0,)), "nothing to choose"),
     ],
@@ -117,7 +117,7 @@ def test_sizes_of_0_are_refused(attribute: str, space: Any, sentence: str) -> No
 def test_one_object_is_no_two_copies() -> None:
     one = Own()
     assert make(EnvConfig(environment_id(lambda: one)), 1, 0).num_envs == 1
-    with pytest.raises(EnvError, match="are one object, or wrappers around one"):
+    with pytest.raises(EnvError, match="are the same object, or wrappers around the same"):
         make(EnvConfig(environment_id(lambda: one)), 2, 0)
 
 
@@ -274,7 +274,7 @@ def test_states_of_vector_environments_may_hold_arrays(tmp_path: Path) -> None:
     Vector.restored = 0
     resume(tmp_path / "run", total_env_steps=64, quiet=True)
     assert Vector.restored == 1
-    with pytest.warns(UserWarning, match="get_state of .* is not saved, since it holds"):
+    with pytest.warns(UserWarning, match="get_state of .* is not saved, because it contains"):
         train(config(vector, env_options={"extra": True}), tmp_path / "other", quiet=True)
     load_policy(tmp_path / "other")
 
@@ -318,7 +318,7 @@ def test_the_policy_of_an_older_checkpoint_is_announced(tmp_path: Path) -> None:
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 255
     newest.write_bytes(content)
-    with pytest.warns(UserWarning, match="is damaged.*the policy is that of the checkpoint before it"):
+    with pytest.warns(UserWarning, match="is damaged.*using the previous checkpoint"):
         load_policy(tmp_path / "run")
 
 
@@ -369,7 +369,7 @@ def test_info_is_a_dictionary() -> None:
         EnvConfig(environment_id(failing("step", lambda: (np.zeros(2, np.float32), 0.0, False, False, None)))), 1, 0
     )
     env.reset()
-    with pytest.raises(EnvError, match="None as info, where a dictionary is expected"):
+    with pytest.raises(EnvError, match="None as info instead of a dictionary"):
         env.step(np.zeros(1, np.int64))
 
 
@@ -430,7 +430,7 @@ def test_masks_given_as_tuples_to_act(tmp_path: Path) -> None:
     observation, info = Masked().reset()
     assert policy.act({"observation": observation, "action_mask": info["action_mask"]}).tolist() == [0, 2]
     for wrong in ([[1, 2], [3]], None):
-        with pytest.raises(EnvError, match=r"is not an array|where an array is expected"):
+        with pytest.raises(EnvError, match=r"is not an array|but must be an array"):
             policy.act({"observation": wrong, "action_mask": info["action_mask"]})
 
 

@@ -163,8 +163,8 @@ def test_integers_have_the_shape_and_the_numbers_of_the_environment(space: Any, 
 @pytest.mark.parametrize(
     ("attributes", "sentence"),
     [
-        ({"observe": lambda: np.zeros((2, 1))}, "is a ndarray, where a tensor is expected"),
-        ({"observe": lambda: torch.zeros(2)}, r"has shape \(2,\), where its space says \(2, 1\)"),
+        ({"observe": lambda: np.zeros((2, 1))}, "is a ndarray, but must be a tensor"),
+        ({"observe": lambda: torch.zeros(2)}, r"has shape \(2,\), but its space has \(2, 1\)"),
         ({"step": lambda action: (1, 2, 3)}, "must return .*, but returned 3 values"),
         ({"step": lambda action: (torch.zeros(2, 1), torch.zeros(2, 1), *[torch.zeros(2)] * 2, {})}, "as reward"),
     ],
@@ -200,7 +200,7 @@ IMAGE = spaces.Box(0, 255, (2,), np.uint8)
 @pytest.mark.parametrize(
     ("space", "good", "bad", "message"),
     [
-        (spaces.Discrete(3, start=2), [2, 4], [2, 5], r"environment 1 of .* is 5, where its space allows 2 to 4"),
+        (spaces.Discrete(3, start=2), [2, 4], [2, 5], r"environment 1 of .* is 5, but its space allows 2 to 4"),
         (spaces.MultiDiscrete([2, 3]), [[1, 2], [0, 0]], [[1, 2], [2, 0]], r"is 2 at \[0\], .* 0 to 1"),
         (spaces.MultiBinary(2), [[0, 1], [1, 0]], [[0, 1], [1, 256]], r"environment 1 of .* at \[1\], .* 0 to 1"),
         (spaces.Box(0, 9, (2,), np.int16), [[0, 9], [5, 5]], [[0, 9], [-1, 5]], r"is -1 at \[0\], .* 0 to 9"),
@@ -225,7 +225,7 @@ def test_integers_outside_of_their_space(space: Any, good: list[Any], bad: list[
 def test_a_space_of_all_numbers_takes_no_wider_dtype() -> None:
     games, env = made(2, observation_space=IMAGE)
     env.observe = lambda: torch.tensor([[0, 255], [1, 2]])  # type: ignore[method-assign]
-    with pytest.raises(EnvError, match=r"has dtype torch.int64, where its space says uint8"):
+    with pytest.raises(EnvError, match=r"has dtype torch.int64, but its space has uint8"):
         games.reset_tensors()
     env.observe = lambda: torch.tensor([[False, True]] * 2)  # type: ignore[method-assign]
     assert games.reset_tensors().tolist() == [[0, 1]] * 2  # type: ignore[union-attr]
@@ -248,11 +248,11 @@ def test_an_object_has_its_number_and_is_not_closed() -> None:
     env = Counting(3, close=lambda: pytest.fail("closed"))
     assert environment_id(env) == environment_id(env) != environment_id(Counting(3))
     make(EnvConfig(id=environment_id(env)), 3, 0).close()
-    with pytest.raises(ConfigError, match=r"is an environment of 3: set env.num_envs 3"):
+    with pytest.raises(ConfigError, match=r"has 3 environments: set env.num_envs 3"):
         make(EnvConfig(id=environment_id(env)), 2, 0)
-    with pytest.raises(ConfigError, match="gives tensors, and their info is not read"):
+    with pytest.raises(ConfigError, match="is a tensor environment, whose info is not read"):
         make(EnvConfig(id=environment_id(env), info_keys=("x",)), 3, 0)
-    with pytest.raises(ConfigError, match="gives tensors, whose steps return before they are done"):
+    with pytest.raises(ConfigError, match="is a tensor environment, whose steps return before they are done"):
         make(EnvConfig(id=environment_id(env), step_timeout=1.0), 3, 0)
     with pytest.raises(EnvError, match="takes a single seed"):
         make(EnvConfig(id=environment_id(lambda num_envs: Counting(num_envs))), 4, [1, 2])

@@ -89,15 +89,15 @@ def test_command_prints_each_finding_once(
         ("base: ppo\nvary: {num_envs: 3}", "vary: num_envs is 3, but must be a list"),
         ("base: ppo\nseeds: [-1]", "seeds is"),
         ("base: ppo\nseeds: [true, 1]", "seeds is [True, 1]"),
-        ("base: ppo\nset: {clip: 0.1, 1: 2}", "set: 1 is not a field of the configuration; names are text"),
+        ("base: ppo\nset: {clip: 0.1, 1: 2}", "set: 1 is not a field of the configuration; names must be text"),
         ("base: ppo\nvary: {1: [2]}", "1=2: 1 is not a field of the configuration"),
         ("base: ppo\nvariants: {a: {null: 2}}", "a: None is not a field of the configuration"),
-        ("base: ppo\nset: [1]", "set must hold names and values"),
+        ("base: ppo\nset: [1]", "set must contain names and values"),
         ("base: [", "is not YAML"),
         ("base: [ppo]", "base is ['ppo'], but must be one of"),
         ("base: there.yaml", "there.yaml cannot be read"),
         ("base: ppo\nvary: {divide_batch_by: [3]}", "divide_batch_by=3"),
-        ("base: ppo\ntuned_at: {envs: 3}", "tuned_at is {'envs': 3}, but must hold positive numbers of num_envs"),
+        ("base: ppo\ntuned_at: {envs: 3}", "tuned_at is {'envs': 3}, but must contain positive numbers of num_envs"),
     ],
 )
 def test_errors_name_the_file(text: str, words: str, tmp_path: Path) -> None:
@@ -142,14 +142,14 @@ def test_numbers_are_scaled_from_where_they_were_tuned(tmp_path: Path) -> None:
     text = "base: ppo-ewma\nset: {step_size: 3e-4}\nvary: {num_envs: [256, 16]}\n"
     plain = read_grid(write(tmp_path / "plain.yaml", text), PRESETS)
     assert [job.config.optimizer.step_size for job in plain] == [3e-4, 3e-4]
-    assert "not scaled: optimizer.step_size; if tuned at another, say which" in assumption(tmp_path / "plain.yaml")
+    assert "not scaled: optimizer.step_size; if they were tuned at another batch" in assumption(tmp_path / "plain.yaml")
     jobs = read_grid(write(tmp_path / "grid.yaml", f"{text}tuned_at: {{num_envs: 256}}\n"), PRESETS)
     assert jobs[0].config == plain[0].config
     assert jobs[1].config == rescale(plain[0].config, num_envs=16)[0]  # 3e-4 / sqrt(16)
     assert jobs[1].config.optimizer.step_size == pytest.approx(7.5e-5)
     assert assumption(tmp_path / "grid.yaml") == ""
     sections = "base: ppo-ewma\nset: {env: {num_envs: 32}, divide_batch_by: 4}\ntuned_at: {num_envs: 64}\n"
-    with pytest.raises(ConfigError, match=r"env.num_envs 32 says where the run takes place"):
+    with pytest.raises(ConfigError, match=r"env.num_envs 32 already sets the batch of the run"):
         read_grid(write(tmp_path / "sections.yaml", sections), PRESETS)
     nested = "base: ppo-ewma\nset: {env: {num_envs: 16}, optimizer: {step_size: 3e-4}}\n"
     assert "not scaled: optimizer.step_size" in assumption(write(tmp_path / "nested.yaml", nested))

@@ -251,7 +251,7 @@ def test_two_processes_never_train_one_run(tmp_path: Path) -> None:
 
     with open(tmp_path / "lock", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(ConfigError, match="another process is training"):
+        with pytest.raises(ConfigError, match="another process is currently training"):
             train_or_resume(small(), tmp_path, 0, quiet=True)
     assert train_or_resume(small(), tmp_path, 0, quiet=True).env_steps == 32
 

@@ -277,7 +277,7 @@ def test_state_dependent_exploration() -> None:
         ({"advantage_span": 0.5}, "advantage_span is 0.5"),
         ({"advantage_span": 2.0, "normalize_advantage": False}, "normalize_advantage is False"),
         ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be at least 1"),
-        ({"center_of_mass": 0.0}, "center_of_mass is 0, with which"),
+        ({"center_of_mass": 0.0}, "center_of_mass is 0, so the proximal policy would be the policy itself"),
         ({"kl_coefficient": 0.0}, "kl_coefficient is 0.0, but must be a number above 0"),
         ({"kl_coefficient": -1.0}, "kl_coefficient is -1"),
         ({"kl_coefficient": 1.0, "center_of_mass": None}, "set a center_of_mass"),

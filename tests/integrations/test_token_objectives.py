@@ -373,7 +373,7 @@ def test_hand_worked_aggregations() -> None:
 
 def test_a_bound_of_the_proximal_policy_needs_one() -> None:
     for loss in (token_kl_loss, importance_weights):
-        with pytest.raises(ConfigError, match="is about prox/behav, but only theta/behav weighs here"):
+        with pytest.raises(ConfigError, match="is about prox/behav, but only theta/behav is used as a weight here"):
             loss(**arguments(loss) | {"bound": Truncate(2.0, of="proximal")})
 
 
@@ -402,7 +402,7 @@ def test_a_wrong_argument_is_named(loss: Any) -> None:
         if name != "mask":
             with pytest.raises(TypeError, match=rf"^{name} is a tensor of torch.int64, but must be a floating-point"):
                 loss(**good | {name: x.long()})
-    with pytest.raises(ValueError, match=r"^mask holds something else than 0 and 1"):
+    with pytest.raises(ValueError, match=r"^mask contains values other than 0 and 1"):
         loss(**good | {"mask": torch.full((3, 4), 0.5)})
     for mask in (good["mask"].float(), good["mask"].long()):
         assert torch.equal(loss(**good | {"mask": mask}), loss(**good))

@@ -69,7 +69,7 @@ def test_frozen_weights_are_left_out_and_saved_ones_checked() -> None:
     again.load_state_dict(average.state_dict())
     assert again.terms == 2
     assert all(map(torch.equal, again.average, average.average))
-    with pytest.raises(ConfigError, match=r"other parameters: 0.bias, 0.weight"):
+    with pytest.raises(ConfigError, match=r"different parameters: 0.bias, 0.weight"):
         again.load_state_dict(WeightAverage(network().named_parameters()).state_dict())
 
 

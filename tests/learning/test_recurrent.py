@@ -85,7 +85,7 @@ def test_a_task_that_needs_memory_is_learned_with_it_alone(tmp_path: Path) -> No
             observation, reward, done, _, _ = env.step(policy.act(observation, greedy=True, memory=memory))
         returns.append(reward)
     assert np.mean(returns) > 0.9
-    with pytest.raises(ConfigError, match=r"the policy is recurrent: take memory = policy.memory"):
+    with pytest.raises(ConfigError, match=r"the policy is recurrent: create memory = policy.memory"):
         policy.act(observation)
 
 

@@ -275,7 +275,9 @@ def test_an_encoder_with_other_features_than_it_says_is_named(recurrent: Any) ->
     agent = build_agent(ModelConfig(encoder=f"{__name__}:Wider", recurrent=recurrent), VECTOR, ACTIONS)
     x = observations(4)
     inputs = x if recurrent == "none" else Sequences(x, torch.zeros(4).bool(), torch.zeros(4, agent.state_size), 2)
-    with pytest.raises(ConfigError, match=r"the encoder Wider has out_features 16, but its forward .* shape \(4, 5\)"):
+    with pytest.raises(
+        ConfigError, match=r"Wider has out_features 16, but its forward returned .*\(4, 5\) instead of \(B, 16\)"
+    ):
         agent(inputs)
 
 

@@ -270,7 +270,7 @@ def test_exceptions_of_a_user_s_forward_pass_are_named(what: Any, message: str) 
 
 @pytest.mark.parametrize(("what", "got"), [(nn.Linear(5, 4), r"shape \(2, 4\)"), (lambda x: None, "None")])
 def test_features_of_another_number_are_named(what: Any, got: str) -> None:
-    message = rf"the encoder Wrong has out_features 3, but its forward returned {got}, where \(B, 3\) is expected"
+    message = rf"the encoder Wrong has out_features 3, but its forward returned {got} instead of \(B, 3\)"
     with pytest.raises(ConfigError, match=message):
         encode(Wrong(what), torch.zeros(2, 5), "fp32")
 

@@ -124,7 +124,7 @@ def test_the_networks_do_not_see_the_mask() -> None:
     several = gym.spaces.Dict({"a": VECTOR, "b": VECTOR, "mask": ActionMask((5,))})
     masking = Masking.of(several)
     assert masking is not None and masking.encoder_space(several) == gym.spaces.Dict({"a": VECTOR, "b": VECTOR})
-    with pytest.raises(EnvError, match="nothing but the mask 'mask'"):
+    with pytest.raises(EnvError, match="contains only the mask 'mask'"):
         Masking.of(gym.spaces.Dict({"mask": ActionMask((5,))}))
 
 

@@ -131,7 +131,7 @@ def test_dictionaries_normalise_their_vectors() -> None:
 )
 def test_what_is_no_vector_is_refused(space: gym.Space[Any]) -> None:
     with pytest.raises(
-        ConfigError, match=r"observation\.normalize is true, but the observation space is .*leave it out"
+        ConfigError, match=r"observation\.normalize is true, but the observation space is .*set it to false"
     ):
         ObservationNormalizer(space)
 

@@ -79,15 +79,15 @@ def test_another_version_and_other_threads_are_named(run: Path, capsys: pytest.C
     resume(run, quiet=True)
     error = capsys.readouterr().err
     assert "was written by anybatch 0.0.1" in error
-    assert f"with 77 threads, and PyTorch has {torch.get_num_threads()} now" in error
+    assert f"with 77 threads, but PyTorch now has {torch.get_num_threads()}" in error
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda values: values["optimizer"].update(kind="sgd"), "optimizer.kind was adam"),
-        (lambda values: values["optimizer"].update(value_epochs=2), "do not fit its config.yaml"),
-        (lambda values: values["model"]["options"].update(width=8), "do not fit its config.yaml"),
+        (lambda values: values["optimizer"].update(value_epochs=2), "do not match its config.yaml"),
+        (lambda values: values["model"]["options"].update(width=8), "do not match its config.yaml"),
         (lambda values: values.update(seed=-1), "seed is -1"),
         (lambda values: values["env"].update(num_envs=4), "set env.num_envs back to 2"),
     ],

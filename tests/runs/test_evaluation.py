@@ -202,7 +202,7 @@ def test_numbering_by_hand() -> None:
         (np.zeros(3), r"shape \(1, 3\)|shape \(3,\)"),
         (np.zeros((4, 2, 2)), "shape"),
         (np.array([0, np.nan]), "is not finite"),
-        ({"x": 1}, "is a dict, where an array is expected"),
+        ({"x": 1}, "is a dict, but must be an array"),
     ],
 )
 def test_an_observation_that_does_not_fit(observation: Any, words: str) -> None:
@@ -292,7 +292,7 @@ def test_an_episode_without_end(scripted: LoadedPolicy) -> None:
     result = evaluate(scripted, None, 5, 0, 1, 10)
     # episodes of 2, for ever, 4, 2, for ever
     assert result.returns == [2, 4, 2] and result.unfinished_returns == [10, 10] and result.unfinished == 2
-    assert str(result) == "2.67 +- 0.67 (3 episodes, and 2 unfinished that do not count)"
+    assert str(result) == "2.67 +- 0.67 (3 episodes, and 2 unfinished episodes not counted)"
     Scripted.restart((10, 11))
     last_step = evaluate(scripted, None, 2, 0, 1, 10)  # an end at the last allowed step is an end
     assert (last_step.returns, last_step.unfinished) == ([10], 1)
@@ -482,7 +482,7 @@ def test_outputs_that_are_not_finite(scripted: LoadedPolicy) -> None:
 )
 def test_a_checkpoint_of_something_else(change: Callable[[Any], Any], run: Path) -> None:
     rewrite(run, change)
-    with pytest.raises(CheckpointError, match=r"do not fit its config\.yaml|does not describe the spaces"):
+    with pytest.raises(CheckpointError, match=r"do not match its config\.yaml|does not describe the spaces"):
         load_policy(run)
 
 
@@ -490,7 +490,7 @@ def test_a_configuration_that_was_edited(run: Path) -> None:
     edit(run, "encoder: auto", "encoder: mlp")
     load_policy(run)
     edit(run, "architecture: shared", "architecture: dual")
-    with pytest.raises(CheckpointError, match=r"do not fit its config\.yaml: was it edited"):
+    with pytest.raises(CheckpointError, match=r"do not match its config\.yaml; it may have been edited"):
         load_policy(run)
 
 
@@ -535,7 +535,7 @@ def test_a_wrapped_factory_is_not_taken_for_the_class(tmp_path: Path, capsys: py
     run = tmp_path / "run"
     train(ppo(hundred, **SMALL, env_options={"size": 3}), run, quiet=True)
     said = capsys.readouterr().err
-    assert "resume, eval and watch need it passed in" in said and "load_policy(run, env=...)" in said
+    assert "which resume, eval and watch cannot find in another process" in said and "load_policy(run, env=...)" in said
     assert evaluate(load_policy(run), None, 2).mean == 400  # four steps
     code = f"from anybatch import evaluate, load_policy; print(evaluate(load_policy({str(run)!r}), None, 2))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -611,7 +611,7 @@ else:
         for sign in ("1", "-1")
     ]
     assert said[0].count("model.encoder is '__main__:Net': resume, eval and watch need a program that defines it") == 1
-    assert said[1].count("model.encoder is '__main__:Net': the class of that name in this program is taken for it") == 2
+    assert said[1].count("model.encoder is '__main__:Net': the class of that name in this program is used") == 2
     command = [sys.executable, "-m", "anybatch", "eval", "run"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 2 and "model.encoder is '__main__:Net', which cannot be imported" in result.stderr

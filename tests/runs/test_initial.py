@@ -83,7 +83,7 @@ def test_at_another_batch(large: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert after["reward_normalizer"]["return"].tolist() == [0, 0]
     assert after["advantage_normalizer"] == before["advantage_normalizer"]
     text = capsys.readouterr().err
-    assert "at 256 environment steps; taken over: weights, statistics of observations, statistics of rewards, " in text
+    assert "at 256 environment steps; copied: weights, statistics of observations, statistics of rewards, " in text
     assert "8 samples instead of 32: the optimiser's second moments are multiplied by 4" in text
 
 
@@ -108,16 +108,18 @@ def test_the_start_is_recorded(large: Path, tmp_path: Path, capsys: pytest.Captu
     # the run in the folder is that from this start, and from no other
     longer = override(config, {"total_env_steps": 128})
     assert train_or_resume(longer, out, 0, init_from=large, quiet=True).env_steps == 128
-    with pytest.raises(ConfigError, match=rf"which holds a run that began from '{large}', and this one begins from sc"):
+    with pytest.raises(
+        ConfigError, match=rf"which contains a run that began from '{large}', but this run begins from sc"
+    ):
         train_or_resume(longer, out, 0, quiet=True)
     train(config, tmp_path / "scratch", quiet=True)
-    with pytest.raises(ConfigError, match=rf"began from scratch, and this one begins from '{large}'; choose another"):
+    with pytest.raises(ConfigError, match=rf"began from scratch, but this run begins from '{large}'; choose another"):
         train_or_resume(config, tmp_path / "scratch", 0, init_from=large, quiet=True)
     # trained again, it begins from scratch unless it is told
     capsys.readouterr()
     command = ["train", str(file), "--quiet", "--out", str(tmp_path / "again")]
     assert main(command) == 0
-    assert f"began from {large}, and this one begins from scratch: --init-from {large}" in capsys.readouterr().err
+    assert f"began from {large}, but this run begins from scratch: --init-from {large}" in capsys.readouterr().err
     assert began_from(tmp_path / "again") is None
     assert main([*command[:-1], str(tmp_path / "repeated"), "--init-from", str(large)]) == 0
     assert "begins from scratch" not in capsys.readouterr().err
@@ -139,7 +141,7 @@ def test_an_adapted_step_size_starts_anew(tmp_path: Path) -> None:
     components = build(adaptive, 0)
     (sentence,) = start_from(tmp_path / "adaptive", components)
     components.env.close()
-    assert "the optimiser's averages" in sentence.partition("anew")[0]
+    assert "the optimiser's averages" in sentence.partition("reset")[0]
     assert components.learner.optimizers.state_dict()["factors"] == [[1.0], [1.0]]
 
 
@@ -157,7 +159,7 @@ def test_what_the_other_run_lacks_starts_anew(large: Path, tmp_path: Path) -> No
     (sentence,) = start_from(tmp_path / "plain", components)
     components.env.close()
     assert sentence.endswith(
-        "taken over: weights, statistics of observations, statistics of advantages; anew: statistics of rewards, the "
+        "copied: weights, statistics of observations, statistics of advantages; reset: statistics of rewards, the "
         "proximal policy's average, the optimiser's averages, counters, schedules, random numbers, episodes"
     )
     # the average starts at the weights that were loaded
@@ -226,7 +228,7 @@ def test_a_checkpoint_of_something_else_is_one_sentence(content: Any, tmp_path: 
     run = tmp_path / "run"
     train(tiny_ppo(), run, quiet=True)
     rewritten(run, lambda _: content)
-    with pytest.raises(CheckpointError, match="is not one of a run"):
+    with pytest.raises(CheckpointError, match="is not that of a run"):
         train(tiny_ppo(), tmp_path / "next", init_from=run, quiet=True)
 
 
@@ -235,7 +237,7 @@ def test_a_part_of_another_kind_is_one_sentence(part: str, tmp_path: Path) -> No
     run = tmp_path / "run"
     train(tiny_ppo(), run, quiet=True)
     rewritten(run, lambda content: {**content, "state": {**content["state"], part: "x"}})
-    with pytest.raises(CheckpointError, match=r"do not fit its config\.yaml"):
+    with pytest.raises(CheckpointError, match=r"do not match its config\.yaml"):
         train(tiny_ppo(), tmp_path / "next", init_from=run, quiet=True)
 
 

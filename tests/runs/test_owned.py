@@ -76,7 +76,7 @@ def test_resume_and_train_beside_a_training(tmp_path: Path) -> None:
 
     train(small(environment_id(make)), run, quiet=True)
     assert [type(error) for error in errors] == [ConfigError, ConfigError]
-    assert all("another process is training" in str(error) for error in errors)
+    assert all("another process is currently training" in str(error) for error in errors)
     assert read_progress(run / "progress.csv")["iteration"] == [1, 2, 3, 4]
     assert not resume(run, total_env_steps=48, quiet=True).interrupted  # the lock has gone
 
@@ -94,7 +94,7 @@ def test_another_process_has_the_folder(tmp_path: Path, capsys: pytest.CaptureFi
         extra = [] if folder == run else ["--env.id", "gym:CartPole-v1", "--env.num-envs", "1", "--rollout.steps", "8"]
         assert main([*command, *extra, *(["--optimizer.minibatches", "1"] if extra else [])]) == 2
         error = capsys.readouterr().err
-        assert "another process is training" in error and error.count("\n") == 1
+        assert "another process is currently training" in error and error.count("\n") == 1
         holder.kill()
         holder.communicate()
     assert [path.name for path in new.iterdir()] == ["lock"]

@@ -418,11 +418,11 @@ def test_delayed_data_is_as_old_as_it_should_be(delay: int) -> None:
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     train(small(iterations=1), tmp_path / "run", quiet=True)
     before = (tmp_path / "run" / "progress.csv").read_bytes()
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(small(iterations=1), tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "progress.csv").read_bytes() == before
     (tmp_path / "run" / "config.yaml").unlink()  # its checkpoints are a run's all the same
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(small(iterations=1), tmp_path / "run", quiet=True)
     assert len(checkpoint.checkpoints(tmp_path / "run" / "checkpoints")) == 2
 

@@ -374,7 +374,7 @@ def test_what_was_started_ends_when_the_folder_is_taken(tmp_path: Path, monkeypa
     closed: list[str] = []
     original = Asynchronous.close
     monkeypatch.setattr(Asynchronous, "close", lambda self: closed.append("source") or original(self))
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(walk(ASYNC), tmp_path / "run", quiet=True)
     assert closed == ["source"]
 

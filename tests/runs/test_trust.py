@@ -220,11 +220,13 @@ def test_pipes_in_a_run_folder_are_not_waited_for(name: str, tmp_path: Path) -> 
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     for call in (lambda: resume(run, quiet=True), lambda: train_or_resume(config, run, 0, quiet=True)):
-        with pytest.raises(ConfigError, match=rf"{name}' is a pipe or device, and a run folder holds only files"):
+        with pytest.raises(
+            ConfigError, match=rf"{name}' is a pipe or device, but a run folder must contain only files"
+        ):
             call()
     if name.endswith("best.ckpt"):
-        with pytest.raises(CheckpointError, match=r"best\.ckpt cannot be read: it is no file"):
+        with pytest.raises(CheckpointError, match=r"best\.ckpt cannot be read: it is not a file"):
             load_policy(run, best=True)
     elif name.endswith(".ckpt"):
-        with pytest.warns(UserWarning, match="cannot be read: it is no file; the policy is that of the checkpoint"):
+        with pytest.warns(UserWarning, match="cannot be read: it is not a file; using the previous checkpoint"):
             load_policy(run)

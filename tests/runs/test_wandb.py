@@ -96,7 +96,7 @@ def test_a_user_who_is_not_logged_in_is_told_how_to_go_on(tmp_path: Path) -> Non
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("anybatch: Weights & Biases does not start: No API key") and "WANDB_MODE=offline" in last
+    assert last.startswith("anybatch: Weights & Biases cannot be started: No API key") and "WANDB_MODE=offline" in last
 
 
 def test_links_inside_its_folder_are_allowed_and_no_others(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def features(shape: tuple[int, ...], dtype: Any) -> Any:
 @pytest.mark.parametrize(
     ("in_numpy_of_it", "message"),
     [
-        (features((4, 5), np.float32), r"gave float32 \(4, 5\), where a float32 array \(4, 64\) is expected"),
+        (features((4, 5), np.float32), r"gave float32 \(4, 5\), but must give a float32 array \(4, 64\)"),
         (features((64,), np.float32), r"gave float32 \(64,\), where"),
         (features((4, 64), np.float64), r"gave float64 \(4, 64\), where"),
         (lambda self: lambda observation: torch.zeros(4, 64), r"gave Tensor, where"),

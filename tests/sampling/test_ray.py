@@ -337,7 +337,7 @@ def test_a_cluster_keeps_its_own_count_and_a_lack_of_cpus_is_said(ray: Ray, caps
     ray.initialized, ray.cluster, ray.cpus = None, True, 3.0
     parts = build(config(4), 0)
     assert ray.initialized is not None and "num_cpus" not in ray.initialized
-    assert "Ray's cluster has 3 CPUs, and rollout.source.ray_workers 4 need one each" in capsys.readouterr().err
+    assert "Ray's cluster has 3 CPUs, but rollout.source.ray_workers 4 need one each" in capsys.readouterr().err
     ray.cpus = 4.0
     parts.source.close()
     parts.env.close()

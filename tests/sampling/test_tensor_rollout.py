@@ -121,7 +121,7 @@ def test_the_same_rollouts_as_through_numpy(kind: str, bootstrap: bool, normaliz
 def test_without_last_observations_the_value_is_that_before_the_time_limit() -> None:
     env = games(final=False)
     agent = agent_of(env)
-    with pytest.warns(UserWarning, match=r"gives no info\['final_obs'\]: .* V\(s_t\)") as told:
+    with pytest.warns(UserWarning, match=r"lacks info\['final_obs'\]: .* V\(s_t\)") as told:
         first, second, _ = rollouts(TensorSampler, env, agent, count=2)
     assert len(told) == 1
     for rollout in (first, second):

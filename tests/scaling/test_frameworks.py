@@ -140,7 +140,7 @@ def test_schedules() -> None:
         ({"objective": "kl"}, "rllib", "kl_target"),
         ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
         ({}, "trl", "policy.entropy_coefficient 0.01"),
-        ({}, "rllib", "one learner"),
+        ({}, "rllib", "per learner"),
         ({"proximal": "recent"}, "trl", "policy.proximal recent"),
         ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "trl", "rollout.source delayed"),
         ({"return_discount": 0.9, "bound": 3.0}, "sb3", "return_discount 0.9 and bound 3:"),
@@ -161,7 +161,7 @@ def test_fields_of_networks_and_environments_are_named_if_they_differ_from_the_d
     last = translate(ppo(**changes, model_options={"width": 8}), framework).missing[-1]
     assert last == (
         "env.bootstrap_truncated false; env.frame_stack 4; model.options width 8; model.recurrent gru; "
-        "model.gaussian.squash true: not translated; choose their equivalents there"
+        "model.gaussian.squash true: not translated; choose their equivalents in that framework"
     )
 
 

@@ -432,7 +432,7 @@ def test_table() -> None:
 
 def test_clipping_changes_in_the_direction_of_the_batch() -> None:
     config = ppo_ewma(max_grad_norm=0.5)
-    for envs, words in ((64, "noisier, longer gradients"), (1024, "less noisy, shorter gradients")):
+    for envs, words in ((64, "noisier, larger gradients"), (1024, "less noisy, smaller gradients")):
         findings = validity(scaling.rescale(config, num_envs=envs)[0], config)
         assert [words in x.means for x in findings if x.check == "max_grad_norm"] == [True]
 
@@ -600,7 +600,7 @@ def test_no_warning_where_the_conditions_hold() -> None:
 
 
 def test_a_configuration_can_be_warned_about_alone() -> None:
-    with pytest.warns(ScalingWarning, match="3 policy epochs: .* tune the step size there") as caught:
+    with pytest.warns(ScalingWarning, match="3 policy epochs: .* retune the step size") as caught:
         scaling.warn_about(ppo_ewma())
     assert [x.filename for x in caught] == [__file__]
     with pytest.warns(ScalingWarning, match="instead of 2,097,152"):

@@ -65,7 +65,7 @@ def test_divide() -> None:
     tuned = override(config, {"num_envs": 32})
     carried = divide(base, config, given, 4, TunedAt(num_envs=32))
     assert (carried.config, carried.changes) == scale(tuned, 4)
-    with pytest.raises(ConfigError, match=r"rollout.steps 128 says where .* say tuned_at.rollout_steps"):
+    with pytest.raises(ConfigError, match=r"rollout.steps 128 already sets the batch .* use tuned_at.rollout_steps"):
         divide(base, config, given, 4)
 
 

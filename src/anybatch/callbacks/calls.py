@@ -105,11 +105,15 @@ class Callbacks:
                 with self._naming(callback, "load_state_dict"):
                     callback.load_state_dict(states[name])
         gone = [name for name, state in states.items() if state and name not in self._named]
-        sentences = [f"the checkpoint has the state of a callback {name}, which is not given now" for name in gone]
+        sentences = [
+            f"the checkpoint has the state of a callback {name}, which was not passed this time" for name in gone
+        ]
         # their state may not exist before start(); an evaluation that begins now is no loss
         stateful = (name for name, x in self._named.items() if type(x).state_dict is not Callback.state_dict)
         new = [name for name in stateful if name not in states and not _is_ours(self._named[name])]
-        return sentences + [f"the callback {name} starts anew: the checkpoint does not have its state" for name in new]
+        return sentences + [
+            f"the callback {name} starts from scratch: the checkpoint does not contain its state" for name in new
+        ]
 
     def _call(self, method: str, call: Callable[[Callback], None]) -> None:
         """Call all on worker 0, and end with the same outcome on every worker."""
@@ -178,7 +182,8 @@ def list_of_callbacks(callbacks: Iterable[Callback]) -> list[Callback]:
         if not isinstance(callback, Callback):
             what = f"the class {callback.__name__}" if isinstance(callback, type) else shown(callback)
             raise ConfigError(
-                f"callbacks has {what}, but must hold objects of classes derived from anybatch.callbacks.Callback"
+                f"callbacks contains {what}, but must contain objects of classes derived from "
+                "anybatch.callbacks.Callback"
             )
     return found
 
@@ -209,14 +214,14 @@ def _check_row(before: Row, row: Row, name: str) -> None:
     """Raise ConfigError unless a callback has only added columns that hold numbers."""
     for column, value in before.items():
         if row.get(column, before) is not value:
-            raise ConfigError(
-                f"the callback {name} has changed the column {column}, and may only add columns of its own"
-            )
+            raise ConfigError(f"the callback {name} has changed the column {column}, but may only add new columns")
     for column in [column for column in row if column not in before]:
         if not isinstance(column, str) or not column.isprintable() or not column:
             raise ConfigError(f"the callback {name} has added the column {shown(column)}; names must be printable text")
         if not _is_number(row[column]):
-            raise ConfigError(f"the callback {name} gives {shown(row[column])} for the column {column}: not a number")
+            raise ConfigError(
+                f"the callback {name} gives {shown(row[column])} for the column {column}, which is not a number"
+            )
 
 
 def _is_number(value: Any) -> bool:

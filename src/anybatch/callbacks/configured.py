@@ -21,8 +21,8 @@ def callbacks_of(config: TrainConfig, given: Iterable[Callback]) -> list[Callbac
     callbacks = [*_asked_for(config), *list_of_callbacks(given)]
     if sum(isinstance(callback, KeepBest) for callback in callbacks) > 1:
         raise ConfigError(
-            f"callbacks has two KeepBest, which would write the same file, {CHECKPOINTS}/{BEST}: give one, and set "
-            "eval.keep_best false if eval.every is set"
+            f"callbacks contains two KeepBest, which would write the same file, {CHECKPOINTS}/{BEST}: give one, and "
+            "set eval.keep_best false if eval.every is set"
         )
     return callbacks
 

@@ -73,10 +73,10 @@ class RunContext:
         return LoadedPolicy(agent, self.config, learner.device, *self._components.env.native_spaces)
 
     def stop(self, reason: str) -> None:
-        """End the run after this iteration, in order: with a checkpoint, and with exit code 0.
+        """End the run in an orderly way after this iteration, with a checkpoint and exit code 0.
 
         Args:
-            reason: for the user, such as "return 475 reached"; the result of training and the checkpoint keep it.
+            reason: for the user, such as "return 475 reached"; kept in the result of training and in the checkpoint.
         """
         if self.stop_reason is None:
             self.stop_reason = str(reason)

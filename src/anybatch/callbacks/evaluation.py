@@ -51,8 +51,8 @@ class PeriodicEvaluation(Callback):
         env = self._env(run)
         if given_environments(env.id) is not None:
             raise ConfigError(
-                f"eval.every needs environments besides those of training, but {env.id} was passed as an object: pass "
-                "a function that makes it"
+                f"eval.every needs environments in addition to those of training, but {env.id} was "
+                "passed as an object: pass a function that creates it"
             )
         with separate_random_states(0, run.device):  # an environment that cannot be made is reported at once
             games = make(env, 1, 0)
@@ -128,9 +128,9 @@ class KeepBest(Callback):
                 if content["column"] == self._column:
                     self._best = content["value"]
                 else:
-                    run.message(f"{path} has the best policy by the column {content['column']}: {replaced}")
+                    run.message(f"{path} contains the best policy by the column {content['column']}: {replaced}")
             except (CheckpointError, KeyError, TypeError) as error:
-                run.message(f"the best policy so far is lost, and {replaced}: {error}")
+                run.message(f"the best policy so far cannot be read, and {replaced}: {error}")
 
     def after_iteration(self, run: RunContext, row: dict[str, Any]) -> None:
         value = value_of(row, self._column)
@@ -167,5 +167,5 @@ def value_of(row: dict[str, Any], column: str) -> float:
         ConfigError: there is no such column.
     """
     if column not in row:
-        raise ConfigError(f"there is no column {column!r}; there are {', '.join(row)}")
+        raise ConfigError(f"there is no column {column!r}; the columns are {', '.join(row)}")
     return math.nan if row[column] is None else float(row[column])

@@ -1,6 +1,6 @@
 """``anybatch completion``: a script that completes commands, presets, options and their values.
 
-tyro has such scripts too, but its bash script starts Python at every key press and does not complete file names in the
+tyro has such scripts too, but its bash script starts Python at every key press and does not complete file names in
 place of a preset, and its zsh script cannot be sourced.
 """
 
@@ -34,7 +34,7 @@ def main(shell: Literal["bash", "zsh"], /) -> int:
     For every session: put that line into ~/.bashrc.
 
     Args:
-        shell: Shell of the script.
+        shell: Shell that the script is for.
     """
     print(script(shell))
     return 0

@@ -60,7 +60,7 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
             raise ConfigError(f"--{name} is not an option of anybatch {command}; {meaning}")
         for pairs in (pairs for pairs in _PAIRS if name.startswith(f"{pairs}.")):
             raise ConfigError(
-                f"--{name} is not an option: give pairs, --{pairs} NAME VALUE, such as --{pairs} num_levels 500"
+                f"--{name} is not an option: give pairs as --{pairs} NAME VALUE, such as --{pairs} num_levels 500"
             )
         times = [x.replace("-", "_") for x in names].count(field := name.replace("-", "_"))
         if field in _SEVERAL and times > 1:
@@ -126,7 +126,9 @@ def _print_help(topic: str, page: str, kind: type[T], default: T, prog: str) -> 
         topic = topic.replace("-", "_")
         sections = {**_sections(default.config), **_sections(default)}  # type: ignore[attr-defined]
         if topic not in sections:
-            raise ConfigError(f"--help {topic} is not a section of options; there are {', '.join(sections)}, and all")
+            raise ConfigError(
+                f"--help {topic} is not a section of options, but must be one of {', '.join(sections)}, or all"
+            )
         section = sections[topic]
         fields = [(topic, type(section), dataclasses.field(default=section))]
         kind, default = (made := dataclasses.make_dataclass("Section", fields)), made()

@@ -24,7 +24,7 @@ def main(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /) -> int:
     config, _ = read_config(run)
     progress = read_progress(run / PROGRESS)
     findings = examine(progress, config)
-    print(f"{len(progress.get('iteration', []))} iterations; findings from the last tenth of them, at least 20:")
+    print(f"{len(progress.get('iteration', []))} iterations; findings from the last tenth (at least 20 iterations):")
     print("\n".join(map(str, findings)) or "none yet")
     checked = {finding.check for finding in findings}
     if conditions := [str(finding) for finding in validity(config) if finding.check not in checked]:

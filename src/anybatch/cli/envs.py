@@ -27,9 +27,9 @@ def main(
     """List the installed environments, and the commands that install the others.
 
     Args:
-        words: List only ids that contain all of these words, in upper or lower case.
+        words: List only ids that contain all of these words, ignoring case.
         family: List only ids with this prefix.
-        all: List every id, also of large families, which are only counted otherwise.
+        all: List every id, including those of large families, which are otherwise only counted.
 
     Raises:
         ConfigError: no environment matches the words.

@@ -24,18 +24,18 @@ def main(
 ) -> int:
     """Play complete episodes with a trained policy, and print their mean return.
 
-    After training on a limited set of Procgen levels, unseen levels follow.
+    After training on a limited set of Procgen levels, unseen levels are used too.
 
     Args:
         run: Run folder.
         episodes: Episodes to play.
         seed: Seed of environments and actions.
-        num_envs: Copies of the environment that play at the same time; by default as in training, at most 64.
+        num_envs: Environments that run in parallel; by default as many as in training, but at most 64.
         max_steps: Steps after which an episode is cut and counted as unfinished.
         greedy: Take the most likely action instead of sampling.
-        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
+        best: Use the policy with the best evaluation during training (eval.every) instead of the newest.
         device: cpu, cuda, cuda:N, or auto.
-        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        trust_code: Import the Python code named in the run's config.yaml, even if the run is not yours.
         quiet: Show no progress.
     """
     from anybatch.runs.evaluation import EnvChoice, Evaluation, evaluate, load_policy, unseen_levels

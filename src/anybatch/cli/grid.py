@@ -20,25 +20,26 @@ def main(
     trust_code: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Train every run of a list; finished runs are skipped, interrupted runs continue.
+    """Train every run of a list; finished runs are skipped, interrupted ones resumed.
 
-    A file is YAML with these entries; the last five may be left out:
+    A file is YAML with these entries, all optional except base:
     - base: a preset, or the path of a config.yaml
-    - set: values by field; and variants: names, each with values by field
+    - set: values by field
+    - variants: names, each with values by field
     - vary: lists of values by field, or divide_batch_by, in all combinations
     - seeds: a number of seeds, or a list
-    - tuned_at: batch that the numbers come from, such as {num_envs: 256}
+    - tuned_at: batch of the tuning, such as {num_envs: 256}
 
     Example: {base: ppo, set: {env.id: gym:CartPole-v1}, vary: {clip: [0.1, 0.2]}}
 
     Args:
         files: Files that list the runs.
-        out: Folder of the run folders, which are named by their content; for Ray on several machines, on a shared disk.
+        out: Parent of the run folders, which are named by their content; on a shared disk for Ray on several machines.
         launcher: Processes on this machine, tasks of a Ray cluster, or print one command per line (xargs, Slurm, ...).
         processes: Maximum number of runs at once; by default one per core, or as many as the Ray cluster can hold.
         restarts: Number of times that a failed or killed run is restarted from its newest checkpoint.
         address: Address of the Ray cluster (launcher ray); by default RAY_ADDRESS, or Ray on this machine.
-        trust_code: Import the Python code (import.path:function) that the files name.
+        trust_code: Import the Python code (import.path:function) named in the files.
         quiet: Show no progress.
     """
     from anybatch.grid.grid_file import assumption, check_environment, read_grid

@@ -36,14 +36,14 @@ training
   resume RUN       continue an interrupted run
   grid FILE...     train a list of runs: here, on Ray, or in a queue
 results
-  eval RUN         play episodes with a trained policy; print the mean return
+  eval RUN         evaluate a trained policy; print its mean return
   watch RUN        write a video of a trained policy
-  doctor RUN       diagnose a run; check whether the scaling rules hold
+  doctor RUN       diagnose a run; check the conditions of the scaling rules
   reproduce        the paper's figures and tables: list, run, status, draw
   report FOLDER... write a self-contained HTML page about results or runs
 batch size
-  scale PRESET     show which hyperparameters change with the batch size
-this installation
+  scale PRESET     show the hyperparameters that change with the batch size
+installation
   envs             list installed environments, and how to install others
   completion SHELL print a script for completion in bash or zsh
   --version        print the version
@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(f"command is {command!r}, but must be one of {', '.join(COMMANDS)}{hint}")
     for before, word in zip(arguments, rest, strict=False):
         if not word or re.fullmatch(r"--[\w.-]+=", word):  # as a path it would be the current folder
-            raise ConfigError(f"the word after {word or before} is empty: is it a variable that is not set?")
+            raise ConfigError(f"the word after {word or before} is empty, perhaps because a variable is not set")
     run = importlib.import_module(f"anybatch.cli.{command}").main
     code: int = run(rest) if command in _PARSE else tyro.cli(run, args=rest, prog=f"anybatch {command}")
     return code

@@ -32,7 +32,7 @@ class SuiteArguments:
     """laptop: every figure on small tasks; ladder: all batch sizes on many small tasks; mujoco: all batch sizes on
     four MuJoCo tasks; procgen: the paper's runs."""
     budget: Literal["smoke", "quick", "full"] = "full"
-    """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, to test that it runs."""
+    """full; quick: fewer seeds and ablations (ladder); smoke: a few steps of everything, as a check."""
     games: Annotated[tuple[str, ...], tyro.conf.arg(metavar="TASK...")] = ()
     """Only these tasks."""
     out: Path | None = None
@@ -66,7 +66,7 @@ class StatusArguments(SuiteArguments):
     """Print how many runs of each figure are done."""
 
     seeds: int | None = None
-    """Repetitions of every run; by default the number of the figure."""
+    """Repetitions of every run; by default that of the figure."""
     steps: int | None = None
     """Environment steps of every run."""
 
@@ -87,10 +87,10 @@ class DrawArguments(SuiteArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments(DrawArguments, StatusArguments):
-    """Train what is missing, then write tables and figures."""
+    """Train the missing runs, then write tables and figures."""
 
     dry_run: bool = False
-    """Print an estimate of the work, and do nothing."""
+    """Only print an estimate of the work."""
     steps_per_second: float = 27_300.0  # estimate.MEASURED_STEPS_PER_SECOND, which imports PyTorch
     """Environment steps per second of PPO on Procgen on a GPU, for the GPU-hours of --dry-run; as on one H200."""
     launcher: Literal["local", "ray", "print", "here"] = "local"
@@ -195,9 +195,9 @@ def _dry_run(suite: Suite, figures: list[Figure], parsed: RunArguments) -> int:
     total = estimate(suite, figures, parsed.steps_per_second)
     print(
         f"GPU-hours: {parsed.steps_per_second:,.0f} environment steps per second of PPO with 256 environments on one "
-        "GPU (--steps-per-second; by default measured on an H200), and longer for more network passes and smaller "
-        "batches, by the rates measured there.\n"
-        f"During training, a run of PPG stores up to {total.phase_gb:,.0f} GB of observations in memory or on disk."
+        "GPU (--steps-per-second; by default measured on an H200), more for algorithms with more network passes and "
+        "for smaller batches, by the rates measured there.\nDuring training, a run of PPG stores up to "
+        f"{total.phase_gb:,.0f} GB of observations in memory or on disk."
     )
     return 0
 
@@ -212,7 +212,7 @@ def _figures(suite: Suite, parsed: DrawArguments) -> list[Figure]:
     if not kept or (name != "all" and asked[-1] not in kept):
         raise ConfigError(f"{lacking} {name}")
     if left_out := [figure.name for figure in asked if figure not in kept]:
-        print(f"left out, since {lacking} them: {', '.join(left_out)}", file=sys.stderr)
+        print(f"left out, because {lacking} them: {', '.join(left_out)}", file=sys.stderr)
     return kept
 
 

@@ -22,7 +22,7 @@ def main(
     Args:
         run: Run folder.
         total_env_steps: Environment steps to train for in total, instead of the number in the run's config.yaml.
-        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        trust_code: Import the Python code named in the run's config.yaml, even if the run is not yours.
         quiet: Show no progress.
     """
     from anybatch.training import resume

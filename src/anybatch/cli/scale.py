@@ -28,15 +28,16 @@ from anybatch.scaling.tuned_at import BATCH, Carried, TunedAt, carry, divide
 
 _HELP = f"""usage: anybatch scale PRESET [OPTIONS]
 
-Show which hyperparameters change with the batch size, without training.
+Show the hyperparameters that change with the batch size, without training.
 {textwrap.fill(f"PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80, break_on_hyphens=False)}
 
-  --env.num-envs N     the new batch: environments; likewise --rollout.steps,
+  --env.num-envs N     environments of the new batch; likewise --rollout.steps,
                        --optimizer.minibatches and --workers
   --divide-batch-by C  or divide both batches by C (the environments)
   --tuned-at.num-envs N  batch at which the hyperparameters were tuned, if it is
                        not the preset's; likewise --tuned-at.rollout-steps, ...
-  --from-ppo           they are those of plain PPO: choose the EWMA that fits
+  --from-ppo           the hyperparameters are those of plain PPO: derive the
+                       EWMA that limits the policy as strongly
   --format F           table, json, or yaml (anybatch train takes the YAML file)
   --for FRAMEWORK      arguments of sb3, cleanrl, rllib, torchrl, trl, rsl_rl
 
@@ -48,17 +49,17 @@ all options: --help all; or --help SECTION, with SECTION one of
 
 @dataclass(frozen=True)
 class Arguments:
-    """Show which hyperparameters change with the batch size, without training."""
+    """Show the hyperparameters that change with the batch size, without training."""
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
     divide_batch_by: float | None = None
     """Divide both batches by this, by the number of environments; below 1 it enlarges them."""
     tuned_at: TunedAt = field(default_factory=TunedAt)
     from_ppo: bool = False
-    """The hyperparameters are those of plain PPO: take the EWMA that limits the policy as it did."""
+    """The hyperparameters are those of plain PPO: use the EWMA that limits the policy as strongly."""
     scaling: Adjustments = field(default_factory=Adjustments)
     format: Literal["table", "json", "yaml"] = "table"
-    """A table, JSON, or YAML that `anybatch train FILE.yaml` takes."""
+    """A table, JSON, or YAML that `anybatch train FILE.yaml` reads."""
     framework: Annotated[
         Literal["anybatch", "sb3", "cleanrl", "rllib", "trl", "torchrl", "rsl_rl"], tyro.conf.arg(name="for")
     ] = "anybatch"
@@ -133,7 +134,7 @@ def _carried(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> Ca
         return divide(*common, parsed.divide_batch_by, parsed.tuned_at, parsed.scaling, ppo=parsed.from_ppo)
     if not (set(BATCH) & set(given) or parsed.tuned_at.numbers() or parsed.from_ppo):
         raise ConfigError(
-            "anybatch scale needs --divide-batch-by, or the new batch by --env.num-envs, --rollout.steps, "
+            "anybatch scale needs --divide-batch-by, or the new batch as --env.num-envs, --rollout.steps, "
             "--optimizer.minibatches or --workers"
         )
     return carry(*common, parsed.tuned_at, parsed.scaling, ppo=parsed.from_ppo)

@@ -37,13 +37,13 @@ _HELP = f"""usage: anybatch train PRESET [OPTIONS]
 
 {textwrap.fill(f"Train a policy. PRESET is {PRESETS_IN_SHORT}; or a config.yaml.", 80, break_on_hyphens=False)}
 
-  --env.id ID          needed: procgen:GAME-MODE, gym:ID, envpool:ID, or
+  --env.id ID          required: procgen:GAME-MODE, gym:ID, envpool:ID, or
                        import.path:function for your own environment
-  --env.num-envs N     parallel environments; other numbers follow this one
-  --tuned-at.num-envs N  environments that your numbers were tuned with, if
-                       not those of PRESET; they are scaled from there
+  --env.num-envs N     parallel environments; dependent settings are adjusted
+  --tuned-at.num-envs N  environments your hyperparameters were tuned with,
+                       if not those of PRESET; they are scaled from there
   --total-env-steps N  environment steps to train for
-  --init-from RUN      start with a run's weights; PRESET may be left out then
+  --init-from RUN      start from a run's weights; PRESET can then be omitted
   --out DIR            run folder (default: runs/PRESET-ENV-seedN)
   --seed N             seed of the run (default: that of config.yaml, or 0)
   --precision P        auto, fp32 or bf16; --device D: auto, cpu, cuda, cuda:N
@@ -55,7 +55,7 @@ all options: --help all; or --help SECTION, with SECTION one of
   advantage, policy    advantage estimation; objective and proximal policy
   optimizer, aux       optimiser and minibatches; auxiliary phase (PPG)
   eval, log            evaluation while training; logs
-  scaling, tuned-at    adjustments to a changed batch; batch of the numbers"""
+  scaling, tuned-at    adjustments to a changed batch; batch of the tuning"""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,17 @@ class Arguments:
     out: Path | None = None
     """Run folder; by default runs/PRESET-ENV-seedN."""
     seed: int | None = None
-    """Seed of every random choice of the run; None takes that of the config.yaml of a run, or 0."""
+    """Seed of every random choice of the run; None means that of a run's config.yaml, or 0."""
     tuned_at: TunedAt = field(default_factory=TunedAt)
     from_ppo: bool = False
-    """The hyperparameters are those of plain PPO: take the EWMA that limits the policy as it did."""
+    """The hyperparameters are those of plain PPO: use the EWMA that limits the policy as strongly."""
     scaling: TrainScaling = field(default_factory=TrainScaling)
     init_from: Path | None = None
-    """Run whose weights, statistics and optimiser are the start; without PRESET its config.yaml is taken too."""
+    """Run whose weights, statistics and optimiser are the start; without PRESET its config.yaml is used too."""
     go_on: bool = False
-    """Continue the run in --out if it is the same one; do nothing if it is finished."""
+    """Continue the run in --out if its configuration is the same; do nothing if it has finished."""
     trust_code: bool = False
-    """Import the Python code (import.path:function) that a config.yaml of somebody else names."""
+    """Import the Python code (import.path:function) named in a config.yaml from somebody else."""
     quiet: bool = False
     """Show no progress."""
 
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     start = recorded.get("init_from")
     if start is not None and parsed.init_from is None and launcher_rank() == 0:
         print(
-            f"{preset} is of a run that began from {start}, and this one begins from scratch: --init-from "
+            f"{preset} is of a run that began from {start}, but this run begins from scratch: --init-from "
             f"{shlex.quote(str(start))} repeats that run",
             file=sys.stderr,
         )
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _with_preset(arguments: list[str]) -> list[str]:
-    """The command line with the configuration of the run in --init-from as PRESET, if there is none."""
+    """The command line with the configuration of the run in --init-from as PRESET if it has none."""
     if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help"):
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             name, _, value = word.partition("=")
@@ -141,7 +141,7 @@ def _with_preset(arguments: list[str]) -> list[str]:
 
 
 def _scaled(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> tuple[TrainConfig, list[Change]]:
-    """Adjust the numbers that depend on the batch, and print the changes.
+    """Adjust the hyperparameters that depend on the batch, and print the changes.
 
     The batch of ``base``, the preset or file, is the reference unless --tuned-at names another, so the config.yaml of
     a run trains again without changes.
@@ -149,14 +149,17 @@ def _scaled(base: TrainConfig, parsed: Arguments, given: Collection[str]) -> tup
     options, tuned_at = parsed.scaling, parsed.tuned_at
     if options.off:
         if tuned_at.numbers() or parsed.from_ppo:
-            raise ConfigError("--tuned-at and --from-ppo ask for scaled hyperparameters, and --scaling.off for none")
+            raise ConfigError(
+                "--tuned-at and --from-ppo ask for scaled hyperparameters, but --scaling.off turns scaling off: use "
+                "one or the other"
+            )
         return parsed.config, []
     carried = carry(base, parsed.config, given, tuned_at, options, ppo=parsed.from_ppo)
     validate(carried.config)
     if launcher_rank() == 0:
         lines = [report(carried)] if carried.changes else carried.notes
         if carried.changes and not (tuned_at.numbers() or parsed.from_ppo):
-            lines.append("to train without these changes: --scaling.off")
+            lines.append("to train without these changes, add --scaling.off")
         for line in lines:
             print(line)
     return carried.config, carried.changes
@@ -178,7 +181,7 @@ def finish(result: TrainResult) -> int:
 
 
 def _new_folder(preset: str, config: TrainConfig, seed: int) -> Path:
-    """Make the run folder with the default name, with a number if another run has taken that."""
+    """Create the run folder with the default name, or that name with a number if it is taken."""
     stem = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(preset).stem}-{config.env.id.split(':')[-1]}-seed{seed}")
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in range(1, 10_000))
     for path in candidates:
@@ -188,5 +191,5 @@ def _new_folder(preset: str, config: TrainConfig, seed: int) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"{str(path)!r} cannot be made: {error.strerror}") from error
-    raise ConfigError(f"out has no free name like {stem}: choose another folder")
+            raise ConfigError(f"{str(path)!r} cannot be created: {error.strerror}") from error
+    raise ConfigError(f"all default names like {stem} are taken: choose a folder with --out")

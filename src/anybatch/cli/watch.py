@@ -30,8 +30,8 @@ def main(
         seed: Seed of environment and actions.
         fps: Frames per second.
         max_steps: Maximum length of the video in steps.
-        best: Take the policy with the best evaluation during training (eval.every) instead of the newest.
-        trust_code: Import the Python code that the run's config.yaml names, though you have not made the run here.
+        best: Use the policy with the best evaluation during training (eval.every) instead of the newest.
+        trust_code: Import the Python code named in the run's config.yaml, even if the run is not yours.
         quiet: Show no progress.
     """
     from anybatch.runs.evaluation import load_policy
@@ -51,5 +51,5 @@ def main(
         frames = record(policy, video, episodes=episodes, seed=seed, fps=fps, max_steps=max_steps, progress=progress)
     print(f"wrote {frames} frames to {video}")
     if ended < episodes:
-        print(f"stopped after {ended} of {episodes} episodes, since the video is limited to --max-steps {max_steps}")
+        print(f"stopped after {ended} of {episodes} episodes, because the video is limited to --max-steps {max_steps}")
     return 0

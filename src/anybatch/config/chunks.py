@@ -58,7 +58,7 @@ def _fewest(trajectories: int, steps: int, minibatches: int, what: str, choice: 
     chunks = minibatches // math.gcd(trajectories, minibatches)
     if steps % chunks:
         raise ConfigError(
-            f"{what} of {steps} steps evenly: each trajectory would be cut into {chunks} pieces, which does not divide "
-            f"rollout.steps; choose {choice}, or rollout.steps that is a multiple of {chunks}"
+            f"{what} of {steps} steps evenly: each trajectory would be cut into {chunks} pieces, which is not a "
+            f"divisor of rollout.steps; choose {choice}, or rollout.steps that is a multiple of {chunks}"
         )
     return chunks

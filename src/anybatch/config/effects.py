@@ -34,7 +34,7 @@ def without_effect(config: TrainConfig, names: Iterable[str]) -> list[str]:
     if not config.policy.interpolated:
         needs.append(("policy.proximal", lambda x: x == "ewma", ("policy.center_of_mass",)))
     return [
-        f"{name} has no effect, since {control} is {_word(fields.get(config, control))}"
+        f"{name} has no effect, because {control} is {_word(fields.get(config, control))}"
         for name in names
         for control, effective, affected in needs
         if name != control

@@ -24,7 +24,7 @@ def encoder_path(encoder: Any) -> str:
     module, name = encoder.__module__, encoder.__qualname__
     if getattr(sys.modules.get(module), name, None) is not encoder:
         raise ConfigError(
-            f"model.encoder is the class {name}, which nobody could find again in {module}: define it at the top level "
-            "of a module"
+            f"model.encoder is the class {name}, which cannot be imported again from {module}: define it at the top "
+            "level of a module"
         )
     return f"{module}:{name}"

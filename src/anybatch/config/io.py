@@ -92,7 +92,7 @@ def _read_text(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(f"it is a {'folder' if path.is_dir() else 'pipe or device'}")
     if path.stat().st_size > _MOST_BYTES:
-        raise OSError(f"it has more than {_MOST_BYTES:,} bytes")
+        raise OSError(f"it is larger than {_MOST_BYTES:,} bytes")
     return path.read_text(encoding="utf-8")
 
 
@@ -107,7 +107,7 @@ def read_config_file(path: str | Path) -> TrainConfig:
     except RuntimeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold fields and sections")
+        raise ConfigError(f"{path} must contain fields and sections")
     return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES})
 
 

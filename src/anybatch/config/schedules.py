@@ -117,8 +117,8 @@ def tabulate(name: str, function: Callable[[float], float]) -> str:
         points.append(point)
         if len(points) > _MOST_POINTS:
             raise ConfigError(
-                f"{name} is a function that {_MOST_POINTS:,} points with lines between them cannot follow; choose one "
-                "that changes more slowly"
+                f"{name} is a function that {_MOST_POINTS:,} points with lines between them cannot approximate; choose "
+                "one that changes more slowly"
             )
     return " ".join(f"{x:.12g}:{y:.12g}" for x, y in points)
 

@@ -28,22 +28,22 @@ class EnvConfig:
     """Source of the mask of legal actions: a key of a Dict observation, info (info['action_mask']) or info:KEY; auto
     takes the key action_mask if there is one, none masks nothing. For Discrete and MultiDiscrete actions."""
     frame_stack: int = 1
-    """Number of the last images that an observation holds; 1 stacks none."""
+    """Number of most recent images in an observation; 1 stacks none."""
     info_keys: tuple[str, ...] = ()
-    """Keys of the environment's info, numbers such as is_success: their mean at the end of the last 100 episodes is the
-    column info_KEY."""
+    """Numeric keys of the environment's info, such as is_success; their mean at the end of the last 100 episodes is
+    logged as the column info_KEY."""
     threads: int = 0
     """Threads that step EnvPool environments; 0 lets EnvPool choose."""
     step_timeout: float | None = None
-    """Seconds after which the run ends if a step or reset has not returned; None waits for ever."""
+    """Seconds after which the run ends if a step or reset has not returned; None waits forever."""
 
 
 @dataclass(frozen=True)
 class ObservationConfig:
-    """Observation normalisation: vectors are shifted and scaled by the mean and standard deviation of those so far."""
+    """Observation normalisation: vectors are standardised with the mean and standard deviation of all so far."""
 
     normalize: bool = False
-    """Normalise observations that are vectors of floats; images and integers stay as they are."""
+    """Normalise observations that are vectors of floats; images and integers are left unchanged."""
     clip: float = 10.0
     """Normalised observations are clipped to plus or minus this."""
 
@@ -59,7 +59,8 @@ class GaussianConfig:
     log_std_bounds: tuple[float, float] | None = None
     """Smooth bounds of the logarithm, low and high; None for no bounds."""
     squash: bool = False
-    """Map actions into their range by tanh, with its exact log-probability; else the environment gets them clipped."""
+    """Map actions into their range by tanh, with the exact log-probability; otherwise actions are clipped for the
+    environment."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,16 @@ class ModelConfig:
     """Policy and value networks."""
 
     encoder: str = "auto"
-    """impala, nature, small-conv, mlp, import.path:Class (in Python presets also take the class), or auto (impala for
-    images, else mlp)."""
+    """impala, nature, small-conv, mlp, import.path:Class (in Python presets also accept the class), or auto (impala for
+    images, otherwise mlp)."""
     architecture: Literal["shared", "dual", "detach"] = "shared"
     """One encoder for policy and value, two encoders, or one that gets no gradient from the value loss."""
     options: dict[str, Scalar] = field(default_factory=dict)
     """Arguments of the encoder, as pairs: width 64 depth 2 gain 1.4 for mlp."""
     recurrent: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent layer behind the encoder, so that the policy remembers; trained on whole trajectories."""
+    """Recurrent layer after the encoder, which gives the policy memory; trained on whole trajectories."""
     recurrent_width: int | None = None
-    """Units of the recurrent layer; None takes as many as the encoder has features."""
+    """Units of the recurrent layer; None means as many as the encoder has features."""
     policy_gain: float | None = None
     """Gain of the policy head's orthogonal initialisation; None gives each output weights of norm 0.1."""
     value_gain: float | None = None
@@ -97,7 +98,7 @@ class SourceConfig:
     deterministic: bool = False
     """Act with weights exactly max_lag iterations old, so that the seed determines the result (asynchronous)."""
     ray_workers: int = 0
-    """Ray actors that sample, for each data-parallel worker, possibly on other machines; 0 samples in a thread."""
+    """Ray actors that collect rollouts, for each data-parallel worker, possibly on other machines; 0 uses a thread."""
 
     @property
     def lag(self) -> int:
@@ -137,7 +138,7 @@ class AdvantageConfig:
     normalize: bool = True
     """Shift and scale advantages to mean 0 and variance 1, with mean and variance averaged over iterations."""
     span: float = 1.0
-    """Effective number of iterations in that average, 2/(1-beta)-1; 1 is the current iteration alone."""
+    """Effective number of iterations in that average, 2/(1-beta)-1; 1 means only the current iteration."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class PolicyConfig:
     kl_estimator: Literal["exact", "half-squared"] = "exact"
     """exact KL[prox, theta], or half the squared log-ratio of the sampled actions, as in the published code."""
     proximal: Literal["behavior", "recent", "ewma"] = "behavior"
-    """Policy that limits the size of updates: the sampling policy, the policy before the iteration, or the EWMA."""
+    """Policy that limits the size of updates: the behaviour policy, the policy before the iteration, or the EWMA."""
     importance: Literal["behavior", "proximal"] = "behavior"
     """Policy in the denominator of the importance weight."""
     center_of_mass: float = 8.0
@@ -163,13 +164,13 @@ class PolicyConfig:
     max_importance_ratio: float = 100.0
     """Cap on pi_theta / pi_behav."""
     interpolated: bool = False
-    """Take log pi_prox between log pi_behav and log pi_theta, by center_of_mass and the age of the data, instead of
-    computing it (A-3PO); with proximal behavior."""
+    """Interpolate log pi_prox between log pi_behav and log pi_theta, by center_of_mass and the age of the data, instead
+    of computing it (A-3PO); with proximal behavior."""
     second_moment: float | None = None
-    """Largest mean of (log pi_theta/pi_behav)^2 in a minibatch, or in each micro-batch of it: the samples with the
-    largest lose their advantage until the mean of the others is below (M2PO); None keeps all."""
+    """Limit on the mean of (log pi_theta/pi_behav)^2 in a minibatch, or in each micro-batch of it: the samples with the
+    largest values are masked until the mean of the others is below the limit (M2PO); None keeps all."""
     allow_stale_coupled: bool = False
-    """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which learn worse."""
+    """Allow stale data with proximal behavior or importance proximal, figures 1(c) and 1(a), which perform worse."""
     entropy_coefficient: float = 0.01
     """Coefficient of the entropy bonus."""
     entropy_schedule: str = "constant"
@@ -186,18 +187,19 @@ class OptimizerConfig:
     """Adam step size alpha, or the SGD learning rate."""
     schedule: str = "constant"
     """Factor of the step size over the run: constant, linear (1 to 0), or points of the run's fraction and the factor,
-    like "0:1 0.5:1 1:0.1", with lines between them; in Python presets also take a function of the fraction."""
+    like "0:1 0.5:1 1:0.1", with lines between them; in Python presets also accept a function of the fraction."""
     kl_target: float | None = None
-    """KL divergence of the policy from the proximal one that the step size aims at: after an iteration with more than
-    twice as much it is divided by kl_factor, after one with less than half multiplied; None keeps it."""
+    """Target KL divergence of the policy from the proximal policy: the step size is divided by kl_factor after an
+    iteration with more than twice the target, and multiplied by it after one with less than half; None switches this
+    off."""
     kl_factor: float = 1.5
-    """Factor by which the step size changes after an iteration if there is a kl_target."""
+    """Factor by which the step size changes after an iteration if kl_target is set."""
     follow_ess: bool = False
     """Multiply the step size by sqrt(ESS/B), the effective sample size of the last iteration as a share of its samples
     (VCPO); for stale data."""
     kl_stop: float | None = None
-    """KL divergence from the proximal policy, mean of a pass, after which an iteration makes no further pass; 1.5 times
-    the target_kl of Stable-Baselines3 and Spinning Up. None never stops."""
+    """Stop the passes of an iteration when the mean KL divergence from the proximal policy over a pass exceeds this;
+    1.5 times the target_kl of Stable-Baselines3 and Spinning Up. None never stops."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """Adam's decay rates."""
     adam_eps: float = 1e-8
@@ -216,7 +218,7 @@ class OptimizerConfig:
     """Passes for the value function, E_V; if it differs from policy_epochs, each has its own optimiser."""
     epoch_window: float = 1.0
     """Iterations over which the passes over a sample are spread: pass e of E, from 0, comes floor(e epoch_window/E)
-    iterations after the first; 1 makes all passes at once. Keeps the data of (E-1)/E as many iterations."""
+    iterations after the first; 1 makes all passes at once. The data of (E-1)/E times as many iterations is kept."""
     value_coefficient: float = 0.5
     """Coefficient of mean((v - target)^2)."""
 
@@ -237,13 +239,14 @@ class AuxiliaryConfig:
     epochs: int = 6
     """Auxiliary epochs E_aux; 0 skips the phase."""
     minibatches: int | None = None
-    """Auxiliary minibatches per epoch; None takes 16 per policy iteration, as in the paper."""
+    """Auxiliary minibatches per epoch; None means 16 per policy iteration, as in the paper."""
     step_size: float = 5e-4
     """Step size of the auxiliary phase's own Adam."""
     clone_coefficient: float = 1.0
     """Coefficient beta_clone of KL[old, new]."""
     storage: Literal["auto", "ram", "disk"] = "auto"
-    """Place of a phase's observations; auto takes memory up to 256 MB, above that the disk if there is room."""
+    """Storage of a phase's observations; auto uses memory up to 256 MB, and above that the disk if it has enough
+    space."""
 
     @property
     def minibatches_per_epoch(self) -> int:
@@ -253,15 +256,15 @@ class AuxiliaryConfig:
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation while training, with sampled actions, in environments of its own that do not affect training."""
+    """Evaluation while training, with sampled actions, in separate environments that do not affect training."""
 
     every: int | None = None
     """Environment steps between evaluations, at the first iteration that ends at or beyond each multiple; None for no
-    evaluation."""
+    evaluations."""
     episodes: int = 20
     """Complete episodes of an evaluation."""
     num_envs: int | None = None
-    """Environments that play at the same time; None takes one for each episode, up to 64."""
+    """Environments that run in parallel; None means one for each episode, up to 64."""
     max_steps: int | None = None
     """Steps after which an episode is cut and counted as unfinished; None waits for its end."""
     options: dict[str, Scalar] = field(default_factory=dict)
@@ -274,7 +277,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Logs besides progress.csv."""
+    """Logs in addition to progress.csv."""
 
     tensorboard: bool = True
     """Write TensorBoard events."""
@@ -293,22 +296,22 @@ class TrainConfig:
     total_env_steps: int = 100_000_000
     """Environment steps to train for, over all environments."""
     workers: int = 4
-    """Data-parallel workers that the hyperparameters were tuned for, used by the auxiliary phase's scaling rule alone;
-    how many train is up to torchrun."""
+    """Data-parallel workers for which the hyperparameters were tuned; used only by the scaling rule of the auxiliary
+    phase. torchrun sets the actual number of workers."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the encoders impala and nature, and of your own for images; auto takes bf16 where the hardware has
-    it. Everything else is fp32."""
+    """Precision of the encoders impala and nature, and of custom image encoders; auto means bf16 if the hardware
+    supports it. Everything else is fp32."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto."""
     micro_batch: int | None = None
     """Maximum number of samples in one forward-backward pass; limits memory without changing the gradient, unless
-    policy.second_moment is set. None takes 256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
+    policy.second_moment is set. None means 256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
     compile: bool = False
-    """Compile gradient steps, and acting in PyTorch: on a CPU, those of small networks take a third of the time,
-    after 15 s of compilation in the first run and 2 s in later ones; it needs a C++ compiler. On a GPU it takes a
+    """Compile gradient steps, and acting in PyTorch: on a CPU, small networks take a third of the time, after
+    15 s of compilation in the first run and 2 s in later ones; needs a C++ compiler. On a GPU compilation takes a
     minute."""
     keep_freed_memory: bool = True
-    """Keep freed memory in the process (glibc) while training on a CPU: faster, but holds more memory."""
+    """Keep freed memory in the process (glibc) while training on a CPU: faster, but uses more memory."""
     checkpoint_seconds: float = 60.0
     """Seconds between checkpoints, at the end of an iteration or inside an auxiliary phase; one also follows every
     iteration of 1.5 s or more."""

@@ -50,7 +50,7 @@ _RANGES: dict[str, Range] = {
     "reward.bound": _ABOVE_0,
     "advantage.discount": _FRACTION,
     "advantage.gae_lambda": _FRACTION,
-    "advantage.span": (lambda x: x >= 1, "at least 1, the current iteration alone"),
+    "advantage.span": (lambda x: x >= 1, "at least 1 (the current iteration only)"),
     "policy.clip": _AT_LEAST_0,
     "policy.kl_coefficient": _AT_LEAST_0,
     "policy.center_of_mass": (lambda x: 0 <= x < math.inf, "a finite number of gradient steps, at least 0"),
@@ -120,11 +120,11 @@ def validate(config: TrainConfig) -> TrainConfig:
     _check_recurrent(config)
     if config.advantage.normalize and config.advantage.span == 1 and config.iteration_batch == 1:
         raise ConfigError(
-            "advantage.normalize is true with a span of 1 and one sample an iteration, which subtracts each advantage "
+            "advantage.normalize is true with a span of 1 and one sample per iteration, which subtracts each advantage "
             "from itself; set advantage.span to a number of iterations, or advantage.normalize false"
         )
     if config.eval.stop_at is not None and config.eval.every is None:
-        raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every too")
+        raise ConfigError(f"eval.stop_at is {config.eval.stop_at:g}, which needs evaluations: set eval.every as well")
     return config
 
 
@@ -215,7 +215,7 @@ def validate_envs_per_worker(config: TrainConfig, envs_per_worker: Sequence[int]
         if source.ray_workers and num_envs % source.ray_workers:
             raise ConfigError(
                 f"rollout.source.ray_workers is {source.ray_workers}, but must divide each worker's environments, "
-                f"and one of {len(envs_per_worker)} workers has {num_envs}"
+                f"but one of {len(envs_per_worker)} workers has {num_envs}"
             )
 
 
@@ -232,8 +232,8 @@ def _check_schedules(config: TrainConfig) -> None:
         schedules.check(name, value)
         if config.compile and name.startswith("policy.") and value != schedules.CONSTANT:
             raise ConfigError(
-                f"{name} is {shown(value)}, but compile makes constants of the numbers in the losses; leave one of "
-                "them out"
+                f"{name} is {shown(value)}, but compile makes the coefficients of the losses constants; omit one of "
+                "the two"
             )
     if config.policy.clip == math.inf and config.policy.clip_schedule != schedules.CONSTANT:
         raise ConfigError(
@@ -262,7 +262,7 @@ def _check_policy(config: TrainConfig) -> None:
     limited = policy.clip < math.inf if policy.objective == "clip" else policy.kl_coefficient > 0
     if policy.proximal == "ewma" and policy.center_of_mass == 0:
         raise ConfigError(
-            "policy.center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
+            "policy.center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a "
             "number above 0, or policy.proximal behavior"
         )
     if policy.proximal != "behavior" and not limited:
@@ -301,16 +301,16 @@ def _check_kl(config: TrainConfig) -> None:
         if policy.interpolated and getattr(optimizer, name) is not None:
             raise ConfigError(
                 f"optimizer.{name} is {getattr(optimizer, name):g}, but policy.interpolated true computes no proximal "
-                f"policy, and so no divergence from it; set optimizer.{name} to None, or policy.proximal ewma without "
-                "policy.interpolated"
+                f"policy and therefore no divergence from it; set optimizer.{name} to None, or use policy.proximal "
+                "ewma without policy.interpolated"
             )
     steps = optimizer.minibatches * optimizer.policy_epochs
     itself = policy.proximal == "recent" or (policy.proximal == "behavior" and not config.stale)
     if optimizer.kl_target is not None and steps == 1 and itself:
         raise ConfigError(
             f"optimizer.kl_target is {optimizer.kl_target:g}, but an iteration has one gradient step, before which the "
-            f"policy is the proximal one (policy.proximal {config.policy.proximal}); set policy.proximal ewma, or more "
-            "minibatches or epochs"
+            f"policy equals the proximal policy (policy.proximal {config.policy.proximal}); set policy.proximal ewma, "
+            "or more minibatches or epochs"
         )
     if optimizer.kl_stop is not None and optimizer.policy_epochs == 1:
         raise ConfigError(
@@ -333,8 +333,8 @@ def _check_passes(config: TrainConfig) -> None:
         raise ConfigError(f"{setting}, but there is one epoch, which cannot be spread; set optimizer.epoch_window 1")
     if config.policy.importance == "proximal":
         raise ConfigError(
-            f"{setting}, but policy.importance proximal weights samples by a policy younger than the one that sampled "
-            "them, which biases the gradient, more so in later passes; set policy.importance behavior, or "
+            f"{setting}, but policy.importance proximal weights samples by a policy newer than the behaviour "
+            "policy, which biases the gradient, more so in later passes; set policy.importance behavior, or "
             "optimizer.epoch_window 1"
         )
 
@@ -348,8 +348,8 @@ def _check_interpolated(config: TrainConfig) -> None:
         )
     if policy.objective == "kl" and policy.kl_estimator == "exact":
         raise ConfigError(
-            "policy.interpolated is true, but gives log-probabilities of the sampled actions alone, and the exact KL "
-            "divergence needs those of all; set policy.objective clip, or policy.kl_estimator half-squared"
+            "policy.interpolated is true, but gives log-probabilities of the sampled actions only, while the exact KL "
+            "divergence needs those of all actions; set policy.objective clip, or policy.kl_estimator half-squared"
         )
     if config.rollout.source.kind == "synchronous":
         raise ConfigError(
@@ -363,8 +363,8 @@ def _check_interpolated(config: TrainConfig) -> None:
     ):
         if value != usual:
             raise ConfigError(
-                f"{name} is {value}, but policy.interpolated computes with the age of each iteration's data, which "
-                "would not be right then; leave one of them out"
+                f"{name} is {value}, but policy.interpolated uses the age of each iteration's data, which "
+                "would be wrong then; omit one of the two"
             )
 
 
@@ -381,8 +381,8 @@ def _check_decoupled(policy: PolicyConfig, limited: bool) -> None:
         )
     if policy.proximal == "behavior" and limited:
         raise ConfigError(
-            "policy.proximal is behavior and the data is stale: limiting each step by the policy that sampled long "
-            f"ago holds learning back, figure 1(c) of the paper; {remedy}"
+            "policy.proximal is behavior and the data is stale: limiting each step by an old behaviour policy "
+            f"slows learning down, figure 1(c) of the paper; {remedy}"
         )
 
 
@@ -397,8 +397,8 @@ def _check_recurrent(config: TrainConfig) -> None:
         )
     if config.optimizer.shuffle == "samples":
         raise ConfigError(
-            f"model.recurrent is {kind}, but optimizer.shuffle samples tears trajectories apart, and nothing would be "
-            "learned through time: set it to trajectories"
+            f"model.recurrent is {kind}, but optimizer.shuffle samples splits trajectories, so nothing could be "
+            "learned across steps: set it to trajectories"
         )
     if config.compile:
         raise ConfigError(

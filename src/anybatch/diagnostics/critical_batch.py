@@ -45,7 +45,9 @@ def compare_with_noise_scale(progress: Progress, config: TrainConfig) -> Iterato
             scale = from_pairs
             how = f" (successive gradients correlate by {correlation:.2f})"
             if correlation < 0:
-                remedy = f"{remedy}; or lower optimizer.step_size ({config.optimizer.step_size:g}), steps overshoot"
+                remedy = (
+                    f"{remedy}; or lower optimizer.step_size ({config.optimizer.step_size:g}), because steps overshoot"
+                )
     if math.isinf(scale):
         yield Finding(
             "noise_scale",
@@ -94,6 +96,7 @@ def _verdict(batch: float, scale: float, observed: str, remedy: str, *, early: b
         "noise_scale",
         "error",
         observed,
-        "past the critical batch: the scaling rules do not hold, and samples are wasted on a precise gradient",
+        "past the critical batch: the scaling rules do not hold, and samples are wasted on an unnecessarily precise "
+        "gradient",
         f"tune at an optimisation batch of {limit} or less: {remedy}",
     )

@@ -97,14 +97,15 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         raise_it = (
             f"raise policy.center_of_mass ({com})"
             if has_center_of_mass(config.policy)
-            else "PPO-EWMA with a high centre of mass"
+            else "use PPO-EWMA with a high centre of mass"
         )
         yield Finding(
             "clip_fraction_low",
             "warning",
             observed,
-            "below 1% clipping does not limit the policy at all",
-            f"take a larger iteration batch (rollout.steps and optimizer.minibatches times the same), or {raise_it}",
+            "below 1%, clipping hardly limits the policy",
+            "take a larger iteration batch (multiply rollout.steps and optimizer.minibatches by the same factor), or "
+            f"{raise_it}",
         )
     elif clipped > most:
         yield Finding(
@@ -125,8 +126,8 @@ def _advantage_std(progress: Progress, config: TrainConfig) -> Iterator[Finding]
             "advantage_std",
             "warning",
             f"the advantages' standard deviation goes up and down by a factor of {oscillation(values):.3g}",
-            "dividing by it makes step sizes as unsteady",
-            f"take the moments from more iterations: raise advantage.span ({config.advantage.span:g})",
+            "dividing by it makes the step sizes equally unsteady",
+            f"average the moments over more iterations: raise advantage.span ({config.advantage.span:g})",
         )
 
 
@@ -142,7 +143,7 @@ def _importance(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             "importance_capped",
             "warning",
             f"{capped:.1%} of the importance weights at the cap of {config.policy.max_importance_ratio:g}",
-            "the data come from a policy that is too different",
+            "the data comes from a policy that differs too much",
             f"use {less}",
         )
     if size is not None and size < _LEAST_SAMPLE_SIZE:
@@ -162,7 +163,7 @@ def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             "kl_proximal",
             "warning",
             f"{'estimated' if config.policy.interpolated else 'exact'} KL[proximal, policy] {proximal:.3g} nats",
-            "the policy runs away from the one that should hold it back",
+            "the policy moves away from the proximal policy that should limit it",
             f"lower optimizer.step_size ({config.optimizer.step_size:g})"
             + (
                 f" or policy.center_of_mass ({config.policy.center_of_mass:g})"
@@ -175,7 +176,7 @@ def _distances(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             "kl_behavior",
             "warning",
             f"exact KL[behavior, policy] {behavior:.3g} nats",
-            "the data are far off-policy",
+            "the data is far off-policy",
             "use fewer policy epochs, a smaller iteration batch, or a less stale source",
         )
 
@@ -186,7 +187,7 @@ def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         if config.policy.proximal == "behavior" and config.stale:
             iterations += config.rollout.source.delay or config.rollout.source.max_lag
         observed = f"the proximal policy is up to {iterations * config.iteration_batch:,} environment steps old"
-        kind = "weights that sampled" if config.policy.proximal == "behavior" else "weights before the iteration"
+        kind = "behaviour policy" if config.policy.proximal == "behavior" else "policy before the iteration"
         yield Finding(
             "proximal_age", "ok", observed, f"it is the {kind}, so its age changes with the iteration batch", ""
         )
@@ -202,7 +203,7 @@ def _age(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
             f"lower policy.center_of_mass ({config.policy.center_of_mass:g})",
         )
     else:
-        yield Finding("proximal_age", "ok", observed, "keep this number when the batch changes", "")
+        yield Finding("proximal_age", "ok", observed, "keep this constant when the batch changes", "")
 
 
 def _value(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
@@ -230,8 +231,8 @@ def _entropy(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         yield Finding(
             "entropy",
             "warning",
-            f"entropy {now:.3g}, at the start {first:.3g}",
-            "the policy has stopped exploring; that is right only if it plays well already",
+            f"entropy {now:.3g}, {first:.3g} at the start",
+            "the policy has stopped exploring, which is fine only if it already performs well",
             f"raise policy.entropy_coefficient ({config.policy.entropy_coefficient:g}) or lower the step size",
         )
 

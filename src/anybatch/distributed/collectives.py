@@ -202,8 +202,8 @@ def check_equal(what: Mapping[str, Iterable[Tensor]], when: str) -> None:
         if different:
             raise WorkerError(
                 f"{when} the {name} of worker {', '.join(different)} differ from those of worker 0, so they no longer "
-                "train the same network: do all machines have the same software and hardware? Continue from the last "
-                "checkpoint with: anybatch resume"
+                "train the same network: check that all machines have the same software and hardware. Continue from "
+                "the last checkpoint with: anybatch resume"
             )
 
 

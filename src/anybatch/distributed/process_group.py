@@ -99,7 +99,7 @@ def local_device(name: str) -> str:
     if name not in ("auto", "cuda"):
         if here > 1:
             raise ConfigError(
-                f"device is {name!r}, but {here} workers of this machine need a GPU each; set device cuda, or cpu"
+                f"device is {name!r}, but {here} workers on this machine need a GPU each; set device cuda, or cpu"
             )
         return name
     if here > torch.cuda.device_count():

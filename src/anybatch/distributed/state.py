@@ -116,8 +116,8 @@ class GlobalRandomState:
         on_gpu = self._device.type == "cuda"
         if on_gpu != ("cuda" in state):
             return [
-                "the run continues on another kind of device (CPU or GPU): actions are drawn with other random numbers "
-                "than they would have been, and rounding differs"
+                "the run continues on another kind of device (CPU or GPU): actions are drawn with different random "
+                "numbers, and rounding differs"
             ]
         if on_gpu:
             torch.cuda.set_rng_state(state["cuda"], self._device)

@@ -135,7 +135,7 @@ class EpisodeInfo:
                 had = f"it had {', '.join(sorted(self._others))}" if self._others else "it was empty"
                 missing = ", ".join(map(repr, sorted(self._missing)))
                 warnings.warn(
-                    f"env.info_keys has {missing}, which the info of {self._env_id} did not have at the "
+                    f"env.info_keys has {missing}, which the info of {self._env_id} lacked at the "
                     f"end of {self._episodes} episodes; {had}",
                     stacklevel=2,
                 )

@@ -121,7 +121,7 @@ def step_one(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[An
     result = call_step(env.step, action, env_id)
     observation, reward, terminated, truncated, info = result
     if type(info) is not dict and not isinstance(info, Mapping):
-        raise EnvError(_step_sentence(env_id, f"{shown(info)} as info, where a dictionary is expected"))
+        raise EnvError(_step_sentence(env_id, f"{shown(info)} as info instead of a dictionary"))
     if type(terminated) is bool and type(truncated) is bool:
         return result
     flags = _flag(terminated, "terminated", env_id), _flag(truncated, "truncated", env_id)

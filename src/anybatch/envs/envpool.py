@@ -32,7 +32,7 @@ def import_envpool() -> Any:
     try:
         return importlib.import_module("envpool")
     except ImportError as error:
-        raise EnvError(f"EnvPool is needed and not installed ({error}): {install_command('procgen')}.") from error
+        raise EnvError(f"EnvPool is required but not installed ({error}): {install_command('procgen')}.") from error
 
 
 def task_ids() -> list[str]:
@@ -69,7 +69,7 @@ def make_spec(task_id: str, env_id: str, **config: Any) -> Any:
         others = [name for family, names in task_families().items() if family != "procgen" for name in names]
         close = difflib.get_close_matches(task_id, others, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join('envpool:' + name for name in close)}?" if close else "."
-        raise ConfigError(f"env.id is {env_id!r}, and EnvPool has no environment {task_id!r}{hint}")
+        raise ConfigError(f"env.id is {env_id!r}, but EnvPool has no environment {task_id!r}{hint}")
     try:
         return pool.make_spec(task_id, **config)
     except Exception as error:  # C++ raises any kind
@@ -83,7 +83,7 @@ def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserve
     checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in allowed:
-            raise ConfigError(f"env.options has {name!r}, and {env_id} takes only {', '.join(allowed)}.")
+            raise ConfigError(f"env.options has {name!r}, but {env_id} takes only {', '.join(allowed)}.")
         kind = type(defaults[name])
         if kind is bool and value in (0, 1) and not isinstance(value, str):
             value = bool(value)
@@ -92,7 +92,7 @@ def check_options(options: Mapping[str, Any], spec: Any, env_id: str, *, reserve
         elif kind is int and type(value) is float and value.is_integer():
             value = int(value)  # 1e6 is an integer
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"env.options.{name} is {shown(value)}, and {env_id} takes a {kind.__name__} there.")
+            raise ConfigError(f"env.options.{name} is {shown(value)}, but {env_id} needs the type {kind.__name__}.")
         if kind is int and not (1 if name in _ENDS_THE_PROCESS else -(2**31)) <= value < 2**31:
             least = 1 if name in _ENDS_THE_PROCESS else "-2**31"
             raise ConfigError(f"env.options.{name} is {shown(value)}, but must be at least {least} and below 2**31.")
@@ -129,7 +129,7 @@ class EnvPoolVectorEnv:
         """
         spec = make_spec(task_id, env_id)
         if spec.config.max_num_players != 1:
-            raise EnvError(f"{env_id} has several players, and anybatch trains only one.")
+            raise EnvError(f"{env_id} has several players, but anybatch supports only one.")
         self.num_envs = num_envs = len(seeds)
         self.bootstrap_truncated = bootstrap_truncated
         self._env_id = env_id
@@ -137,7 +137,7 @@ class EnvPoolVectorEnv:
         self._has_games = self._episodic_life or bool(options.get("reward_clip"))
         config: dict[str, Any] = {**options, "num_envs": num_envs, "batch_size": num_envs, "num_threads": threads}
         if "env_seed" not in spec.config._fields:
-            raise EnvError(f"Seeds for the single environments of {env_id} need EnvPool 1.2 or newer.")
+            raise EnvError(f"Seeds for the individual environments of {env_id} need EnvPool 1.2 or newer.")
         config["env_seed"] = list(seeds)
         if rendering:
             config["render_mode"] = "rgb_array"

@@ -45,21 +45,21 @@ def make(config: EnvConfig, num_envs: int, seed: int | Sequence[int], *, renderi
     Raises ConfigError for an id or an option that does not exist, and EnvError for an environment that cannot be made.
     """
     if num_envs < 1:
-        raise ConfigError(f"env.num_envs is {num_envs}, and must be at least 1.")
+        raise ConfigError(f"env.num_envs is {num_envs}, but must be at least 1.")
     run_seeds = seed if isinstance(seed, Sequence) else [seed]
     env_seeds = [env_seed for one in run_seeds for env_seed in derive_seeds(one, num_envs // len(run_seeds))]
     env = _make(config, env_seeds, rendering)
     if len(run_seeds) > 1 and getattr(env, "takes_one_seed", False):
         env.close()
         raise EnvError(
-            f"{config.id} makes a vector environment that takes a single seed, and its environments cannot be those "
-            "of several runs: start the runs as processes."
+            f"{config.id} is a vector environment that takes a single seed, so its environments cannot be split "
+            "among several runs: start the runs as processes."
         )
     if config.info_keys:
         if not hasattr(env, "episode_info"):
             env.close()
             raise ConfigError(
-                f"env.info_keys is {config.info_keys}, but {config.id} gives tensors, and their info is not read."
+                f"env.info_keys is {config.info_keys}, but {config.id} is a tensor environment, whose info is not read."
             )
         env.episode_info = EpisodeInfo(config.info_keys, num_envs, config.id)
     if config.frame_stack > 1:
@@ -73,7 +73,8 @@ def _stacking(env: VectorEnv, config: EnvConfig) -> VectorEnv:
     try:
         if hasattr(env, "step_tensors"):
             raise ConfigError(
-                f"env.frame_stack is {config.frame_stack}, but {config.id} gives tensors: stack its images there"
+                f"env.frame_stack is {config.frame_stack}, but {config.id} is a tensor environment: stack its images "
+                "there"
             )
         return FrameStack(env, config.frame_stack, config.id, config.action_mask)
     except ConfigError:
@@ -230,7 +231,7 @@ def _find_gym(name: str, env_id: str) -> Any:
         hint = _did_you_mean(suggestions)
         if not (suggestions or module):
             hint = "; if a package registers it when it is imported, write gym:PACKAGE:ID."
-        raise ConfigError(f"env.id is {env_id!r}, and Gymnasium has no environment {registered!r}{hint}") from error
+        raise ConfigError(f"env.id is {env_id!r}, but Gymnasium has no environment {registered!r}{hint}") from error
 
 
 def _render_modes(creator: Any) -> list[str]:
@@ -248,7 +249,8 @@ def _vectorize(make_env: Callable[[], gymnasium.Env[Any, Any]], config: EnvConfi
             processes, seeds, env_id=env_id, copies_final_observation=True, action_mask=config.action_mask
         )
     raise ConfigError(
-        f"env.options.vectorization is {vectorization!r}, and must be sync (one process) or async (one for each)."
+        f"env.options.vectorization is {vectorization!r}, but must be sync (one process) or async (one process "
+        "for each environment)."
     )
 
 
@@ -260,7 +262,7 @@ def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int
     try:
         return AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
     except (EOFError, ConnectionError) as error:
-        raise EnvError(f"A process of {env_id} died while it made its environment.") from error
+        raise EnvError(f"A process of {env_id} died while it created its environment.") from error
     except RuntimeError as error:
         if isinstance(error, EnvError) or "space" not in str(error):
             raise
@@ -288,8 +290,7 @@ def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Seque
         return _tensor_env(env, config, seeds[0], owned=not given)
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
-            f"{env_id} takes num_envs and returned a {type(env).__name__}, where a gymnasium.vector.VectorEnv is "
-            "expected."
+            f"{env_id} takes num_envs, but returned a {type(env).__name__} instead of a gymnasium.vector.VectorEnv."
         )
     _check_number(env, len(seeds), env_id)
     return GymnasiumVector(env, seeds, env_id=env_id, action_mask=config.action_mask)
@@ -298,13 +299,13 @@ def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Seque
 def _tensor_env(env: Any, config: EnvConfig, seed: int, *, owned: bool) -> VectorEnv:
     if config.step_timeout is not None:
         raise ConfigError(
-            f"env.step_timeout is {config.step_timeout}, but {config.id} gives tensors, whose steps return before they "
-            "are done; set it to none"
+            f"env.step_timeout is {config.step_timeout}, but {config.id} is a tensor environment, whose steps "
+            "return before they are done; set it to none"
         )
     if info_key(config.action_mask) is not None:
         raise ConfigError(
-            f"env.action_mask is {config.action_mask}, but {config.id} gives tensors, and masks in their info are not "
-            "read; make the mask an entry of the observation"
+            f"env.action_mask is {config.action_mask}, but {config.id} is a tensor environment, in whose info masks "
+            "are not read; make the mask an entry of the observation"
         )
     from anybatch.envs.tensor import TensorVectorEnv
 
@@ -317,19 +318,19 @@ def _check_number(env: Any, number: int, env_id: str, *, given: bool = False) ->
         return
     if given:
         raise ConfigError(
-            f"env.num_envs is {number} for this process, but {env_id} is an environment of {env.num_envs}: set "
-            f"env.num_envs {env.num_envs}, or pass a function that makes it"
+            f"env.num_envs is {number} for this process, but {env_id} has {env.num_envs} environments: set "
+            f"env.num_envs {env.num_envs}, or pass a function that creates it"
         )
     if hasattr(env, "close"):
         env.close()
-    raise EnvError(f"{env_id} was asked for {number} environments and returned {env.num_envs}.")
+    raise EnvError(f"{env_id} was asked for {number} environments, but returned {env.num_envs}.")
 
 
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
     with user_code(f"making {env_id}"):
         env = make_env()
     if not isinstance(env, gymnasium.Env):
-        raise EnvError(f"{env_id} returned a {type(env).__name__}, where a gymnasium.Env is expected.")
+        raise EnvError(f"{env_id} returned a {type(env).__name__} instead of a gymnasium.Env.")
     return env
 
 
@@ -361,4 +362,4 @@ def _check_names(options: Mapping[str, Any], function: Callable[..., Any], env_i
     for name in options:
         if name not in allowed:
             takes = f"takes only {', '.join(allowed)}" if allowed else "takes no options"
-            raise ConfigError(f"env.options has {name!r}, and {env_id} {takes}.")
+            raise ConfigError(f"env.options has {name!r}, but {env_id} {takes}.")

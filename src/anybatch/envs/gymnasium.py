@@ -159,8 +159,7 @@ class GymnasiumLoop:
             return float(reward)
         except (TypeError, ValueError) as error:
             raise EnvError(
-                f"The reward of environment {index} of {self._env_id} is {shown(reward)}, where a single number is "
-                "expected."
+                f"The reward of environment {index} of {self._env_id} is {shown(reward)}, but must be a single number."
             ) from error
 
 
@@ -170,7 +169,8 @@ def _common_spaces(
     """Observation and action space; raises EnvError if copies are the same object, or have other spaces."""
     if len({id(getattr(env, "unwrapped", env)) for env in envs}) < len(envs):
         raise EnvError(
-            f"Copies of {env_id} are one object, or wrappers around one; make a new environment in each call."
+            f"Copies of {env_id} are the same object, or wrappers around the same object; create a new environment in "
+            "each call."
         )
     first = spaces_of(envs[0], env_id)
     for index, env in enumerate(envs[1:], start=1):

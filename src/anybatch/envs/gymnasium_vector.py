@@ -179,17 +179,19 @@ class GymnasiumVector:
     def _vector(self, raw: Any, dtype: type[np.generic], name: str) -> np.ndarray:
         given = np.asarray(raw)
         if given.dtype.kind not in "buif":  # the text "False" would count as true
-            raise EnvError(f"The {name} of {self._env_id} are {shown(raw)}, where numbers are expected.")
+            raise EnvError(f"The {name} of {self._env_id} are {shown(raw)}, but must be numbers.")
         array = np.array(given, dtype=dtype)
         if array.shape != (self.num_envs,):
-            raise EnvError(f"The {name} of {self._env_id} have shape {array.shape}, not {(self.num_envs,)}.")
+            raise EnvError(
+                f"The {name} of {self._env_id} have shape {array.shape}, but must have shape {(self.num_envs,)}."
+            )
         return array
 
     def _final(self, infos: dict[str, Any], index: np.ndarray) -> Observation:
         stored = infos.get("final_obs")
         if stored is None:
             raise EnvError(
-                f"{self._env_id} resets in the same step and does not report the last observation of a truncated "
+                f"{self._env_id} resets in the same step, but does not report the last observation of a truncated "
                 'episode in infos["final_obs"], without which its value cannot be bootstrapped.'
             )
         final = self._observations.empty(len(index))
@@ -255,18 +257,18 @@ def _autoreset_mode(env: gymnasium.vector.VectorEnv[Any, Any, Any], env_id: str)
     """The autoreset mode of `env`; raises EnvError for one that is unknown or leaves rows without a transition."""
     advice = (
         'make it reset in the same step (metadata["autoreset_mode"] = AutoresetMode.SAME_STEP and infos["final_obs"]), '
-        'or not by itself (AutoresetMode.DISABLED, with reset(options={"reset_mask": ...}))'
+        'or disable automatic resets (AutoresetMode.DISABLED, with reset(options={"reset_mask": ...}))'
     )
     try:
         mode = AutoresetMode(env.metadata.get("autoreset_mode"))
     except ValueError as error:
-        raise EnvError(f'{env_id} does not say how it resets in metadata["autoreset_mode"]: {advice}.') from error
+        raise EnvError(
+            f'{env_id} does not declare its autoreset mode in metadata["autoreset_mode"]: {advice}.'
+        ) from error
     if mode == AutoresetMode.NEXT_STEP:
         base = env.unwrapped
         # Without shared memory an AsyncVectorEnv does not note the reset, and would reset once more.
         resets_singly = isinstance(base, SyncVectorEnv) or (isinstance(base, AsyncVectorEnv) and base.shared_memory)
         if not resets_singly:
-            raise EnvError(
-                f"{env_id} resets in the step after an episode's end, a row that is no transition: {advice}."
-            )
+            raise EnvError(f"{env_id} resets in the step after an episode's end, which is not a transition: {advice}.")
     return mode

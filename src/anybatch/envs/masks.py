@@ -42,8 +42,8 @@ def mask_entry(
         return None
     if sizes is None:
         raise ConfigError(
-            f"env.action_mask is {setting!r}, but only Discrete and MultiDiscrete actions can be masked, and the "
-            f"action space of {env_id} is a {type(action_space).__name__}; set it to none"
+            f"env.action_mask is {setting!r}, but only Discrete and MultiDiscrete actions can be masked, while "
+            f"the action space of {env_id} is a {type(action_space).__name__}; set it to none"
         )
     if key not in entries:
         has = f"only {', '.join(map(str, entries))}" if entries else "no Dict"
@@ -54,9 +54,9 @@ def mask_entry(
     entry = entries[key]
     if not isinstance(entry, spaces.Box | spaces.MultiBinary) or int(np.prod(entry.shape)) != sum(sizes):
         raise EnvError(
-            f"The observation of {env_id} has an entry {key!r} with the space {entry}, where a mask of its actions has "
-            f"{sum(sizes)} numbers, 1 for a legal action and 0 for another; env.action_mask none makes it an ordinary "
-            "entry."
+            f"The observation of {env_id} has an entry {key!r} with the space {entry}, but a mask of its actions must "
+            f"have {sum(sizes)} numbers, 1 for a legal action and 0 for an illegal one; env.action_mask none makes it "
+            "an ordinary entry."
         )
     return MaskEntry(key, sizes)
 
@@ -73,7 +73,7 @@ class InfoMask:
         before = observation_space.spaces if isinstance(observation_space, spaces.Dict) else None
         if key in (before if before is not None else (OBSERVATION_KEY,)):
             raise ConfigError(
-                f"env.action_mask names {key!r} of info, but the observation of {env_id} has an entry of that name; "
+                f"env.action_mask names {key!r} in info, but the observation of {env_id} has an entry of that name; "
                 f"set env.action_mask {key}"
             )
         entries: dict[str, Any] = {OBSERVATION_KEY: observation_space} if before is None else dict(before)
@@ -115,7 +115,7 @@ class InfoMask:
         if self._key not in info:
             raise EnvError(
                 f"The info of environment {index} of {self._env_id} has no {self._key!r}, which env.action_mask names: "
-                "reset and step must give it."
+                "reset and step must return it."
             )
         return self._flat(info[self._key], index)
 
@@ -124,8 +124,8 @@ class InfoMask:
         mask = np.concatenate([np.ravel(part) for part in parts]) if len(parts) else np.zeros(0)
         if mask.size != self._size or mask.dtype.kind not in "biuf":
             raise EnvError(
-                f"The mask in the info of environment {index} of {self._env_id} is {shown(value)}, where {self._size} "
-                "numbers are expected, 1 for a legal action and 0 for another."
+                f"The mask in the info of environment {index} of {self._env_id} is {shown(value)}, but must be "
+                f"{self._size} numbers, 1 for a legal action and 0 for an illegal one."
             )
         return mask
 
@@ -140,8 +140,8 @@ def warn_about_unused_mask(
     """Warn if ``info`` has a mask that ``auto`` ignores, since the spaces do not show it."""
     if setting == "auto" and entry is None and MASK_KEY in info and _sizes(action_space) is not None:
         warnings.warn(
-            f"{env_id} gives {MASK_KEY!r} in info, which is not used: set env.action_mask info to train with it, or "
-            "none to train without it",
+            f"{env_id} returns {MASK_KEY!r} in info, which is not used: set env.action_mask to info to train with it, "
+            "or to none to ignore it",
             stacklevel=2,
         )
 

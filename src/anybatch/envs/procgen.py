@@ -99,13 +99,13 @@ def resolve(name: str, env_id: str) -> str:
     if game not in GAMES:
         close = difflib.get_close_matches(game.lower(), GAMES, n=1)
         hint = f"; did you mean {'procgen:' + '-'.join([close[0], *([mode] if mode else [])])!r}?" if close else "."
-        raise ConfigError(f"env.id is {env_id!r}, and Procgen's games are {', '.join(GAMES)}{hint}")
+        raise ConfigError(f"env.id is {env_id!r}, but Procgen's games are {', '.join(GAMES)}{hint}")
     mode = mode or "hard"
     allowed = modes(game)
     if mode not in allowed:
         close = difflib.get_close_matches(mode.lower(), allowed, n=1)
         hint = f"; did you mean 'procgen:{game}-{close[0]}'?" if close else "."
-        raise ConfigError(f"env.id is {env_id!r}, and the modes of {game} are {', '.join(allowed)}{hint}")
+        raise ConfigError(f"env.id is {env_id!r}, but the modes of {game} are {', '.join(allowed)}{hint}")
     require_qt()
     return _task_id(game, mode)
 

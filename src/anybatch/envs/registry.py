@@ -60,13 +60,13 @@ def environment_id(env: str | Callable[..., Any]) -> str:
     from gymnasium.envs.registration import EnvSpec
 
     if isinstance(env, EnvSpec):
-        raise ConfigError(f"env is a specification; give its id, 'gym:{env.id}', or a function that makes it")
+        raise ConfigError(f"env is a specification; give its id, 'gym:{env.id}', or a function that creates it")
     if is_tensor_env(env):
         return _remembered(GivenEnvironment(env), f"{type(env).__module__}:{type(env).__qualname__}")
     if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(env):
         raise ConfigError(
-            f"env is a {type(env).__name__}, but must be an id as text, or a function or class that makes an "
-            "environment, so that anybatch can make several"
+            f"env is a {type(env).__name__}, but must be an id as text, or a function or class that creates an "
+            "environment, so that anybatch can create several"
         )
     module = str(getattr(env, "__module__", None) or type(env).__module__)
     name = str(getattr(env, "__qualname__", None) or type(env).__qualname__)
@@ -112,11 +112,11 @@ def find_environment(env_id: str) -> Callable[..., Any]:
     module, _, name = env_id.partition(":")
     if module in _MAIN:
         raise ConfigError(
-            f"env.id is {env_id!r}, but {module} is another program in every process; pass the callable itself, "
+            f"env.id is {env_id!r}, but {module} means a different program in every process; pass the callable itself, "
             "or move it to a module"
         )
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", module):
-        raise ConfigError(f"env.id is {env_id!r}, which is no environment id: it must be {FORMS}")
+        raise ConfigError(f"env.id is {env_id!r}, but must be {FORMS}")
     check_not_standard(module, env_id)
     try:
         function = _attribute(importlib.import_module(module), name)
@@ -126,7 +126,7 @@ def find_environment(env_id: str) -> Callable[..., Any]:
     except BaseException as error:
         raise user_code_error(error, f"importing {module}, for env.id {env_id!r},") from error
     if not callable(function):
-        raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__} and not a function")
+        raise ConfigError(f"env.id is {env_id!r}, which is a {type(function).__name__}, but must be a function")
     check_not_standard(_home(function), env_id)
     result: Callable[..., Any] = function
     return result
@@ -136,7 +136,7 @@ def check_not_standard(module: str, env_id: str) -> None:
     """Raise ConfigError for a module of Python itself: it makes no environments, and may do harm (``os:system``)."""
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
-            f"env.id is {env_id!r}, and {module} belongs to Python's standard library, which makes no environments"
+            f"env.id is {env_id!r}, but {module} belongs to Python's standard library, which contains no environments"
         )
 
 
@@ -149,7 +149,7 @@ def _home(function: Any) -> str:
 
 FORMS = (
     "procgen:GAME-MODE, gym:ID, gym:MODULE:ID (which imports MODULE first), envpool:ID, or import.path:function (in "
-    "Python also a callable) that makes a Gymnasium environment"
+    "Python also a callable) that creates a Gymnasium environment"
 )
 """The forms of an environment id, in words."""
 

@@ -76,7 +76,7 @@ def load(env: gymnasium.Env[Any, Any], state: list[Any]) -> None:
     layers = list(_layers(env))
     names = [type(layer).__qualname__ for layer in layers]
     if names != [name for name, _ in state]:
-        raise EnvError(f"The saved environment has the layers {[name for name, _ in state]}, and this one {names}.")
+        raise EnvError(f"The saved environment has the layers {[name for name, _ in state]}, but this one has {names}.")
     decoder = _Decoder()
     for layer, (_, encoded) in zip(layers, state, strict=True):
         data = decoder.decode(encoded)
@@ -104,7 +104,7 @@ def custom_state(env: Any, env_id: str) -> dict[str, Any] | None:
     try:
         return {"encoded": _Encoder().encode(state)}
     except NotSavableError as error:
-        warnings.warn(f"get_state of {env_id} is not saved, since it holds {error}", stacklevel=2)
+        warnings.warn(f"get_state of {env_id} is not saved, because it contains {error}", stacklevel=2)
         return None
 
 
@@ -131,7 +131,7 @@ def states_of(state: dict[str, Any], num_envs: int) -> list[Any]:
         raise OtherStateError("The saved state is that of a vector environment, not of single ones.")
     states: list[Any] = state["envs"]
     if len(states) != num_envs:
-        raise EnvError(f"The saved state is of {len(states)} environments, and there are {num_envs}.")
+        raise EnvError(f"The saved state is of {len(states)} environments, but this run has {num_envs}.")
     return states
 
 

@@ -52,9 +52,9 @@ class _Leaf:
         except ValueError as error:  # lists of different lengths
             raise UnfitError(f"is not an array: {error}") from error
         if array.shape != (*lead, *self.shape):
-            raise UnfitError(f"has shape {array.shape}, where its space says {(*lead, *self.shape)}")
+            raise UnfitError(f"has shape {array.shape}, but its space has {(*lead, *self.shape)}")
         if array.dtype.kind not in ("iub" if self.dtype.kind in "iub" else "iubf"):
-            raise UnfitError(f"has dtype {array.dtype}, where its space says {self.dtype}")
+            raise UnfitError(f"has dtype {array.dtype}, but its space has {self.dtype}")
         if self.bounds is not None and not (self.unbounded and array.dtype == self.dtype):
             self._check_bounds(array, len(lead))
         if array.dtype == self.dtype:
@@ -75,7 +75,7 @@ class _Leaf:
             least, greatest = (np.broadcast_to(bound, array.shape)[index] for bound in self.bounds)
             where = f" at {list(index[lead:])}" if self.shape else ""
             raise UnfitError(
-                f"is {array[index]}{where}, where its space allows {least} to {greatest}", index[0] if lead else None
+                f"is {array[index]}{where}, but its space allows {least} to {greatest}", index[0] if lead else None
             )
 
 
@@ -88,15 +88,15 @@ class _MaskLeaf(_Leaf):
             raw = np.concatenate([np.ravel(part) for part in raw])
         array = np.asarray(raw)
         if array.shape[: len(lead)] != lead or array.size != int(np.prod(lead)) * self.shape[0]:
-            raise UnfitError(f"has shape {array.shape}, where {(*lead, *self.shape)} is expected")
+            raise UnfitError(f"has shape {array.shape}, but must have {(*lead, *self.shape)}")
         if array.dtype.kind not in "biuf":
-            raise UnfitError(f"has dtype {array.dtype}, where a mask of actions has numbers")
+            raise UnfitError(f"has dtype {array.dtype}, but a mask of actions must have numbers")
         array = array.reshape(*lead, *self.shape)
         wrong = np.argwhere((array != 0) & (array != 1))
         if len(wrong):
             index = tuple(int(i) for i in wrong[0])
             row = index[0] if lead else None
-            raise UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, where a mask has 1 or 0", row)
+            raise UnfitError(f"is {array[index]} at {list(index[len(lead) :])}, but a mask must have 1 or 0", row)
         return array.astype(np.int8)
 
     @classmethod
@@ -112,7 +112,7 @@ def _dimensions(raw: Any) -> int:
     except ValueError as error:  # lists of different lengths
         raise UnfitError(f"is not an array: {error}") from error
     if array.dtype.kind == "O":
-        raise UnfitError(f"is a {type(raw).__name__}, where an array is expected")
+        raise UnfitError(f"is a {type(raw).__name__}, but must be an array")
     return array.ndim
 
 
@@ -174,11 +174,11 @@ class Observations:
                 hint = "; wrap the environment so that it leaves this entry out or encodes it" if self._is_dict else ""
                 raise EnvError(
                     f"The observation space of {env_id}{where} is a {type(entry).__name__}, "
-                    f"and anybatch supports {_OBSERVATIONS}{hint}."
+                    f"but anybatch supports {_OBSERVATIONS}{hint}."
                 )
             if 0 in leaf.shape:
                 where = f" has an entry '{key}' of the" if self._is_dict else " has the"
-                raise EnvError(f"The observation space of {env_id}{where} shape {leaf.shape}: leave out what is empty.")
+                raise EnvError(f"The observation space of {env_id}{where} shape {leaf.shape}: leave out empty entries.")
             if key in self._leaves:
                 raise EnvError(f"The observation space of {env_id} has two keys that read '{key}'; rename one of them.")
             self._leaves[key] = leaf
@@ -234,7 +234,7 @@ class Observations:
             hint = f"; stack the last {shape[0]}, oldest first (env.frame_stack)" if given == shape[1:] else ""
             entry = f", entry '{name}'," if self._is_dict else ""
             raise EnvError(
-                f"The observation of {self._env_id}{entry} has shape {given}, where its space says {shape}{hint}."
+                f"The observation of {self._env_id}{entry} has shape {given}, but its space has {shape}{hint}."
             )
         one = dimensions == len(shape)
         if one:
@@ -298,9 +298,9 @@ class Actions:
         leaf = _leaf(space)
         if leaf is None or (isinstance(space, spaces.Box) and space.dtype.kind not in "fiu"):
             description = " ".join(str(space).split())  # arrays print on several lines
-            raise EnvError(f"The action space of {env_id} is {description}, and anybatch supports {_ACTIONS}.")
+            raise EnvError(f"The action space of {env_id} is {description}, but anybatch supports {_ACTIONS}.")
         if not np.prod(space.shape or (1,)):
-            raise EnvError(f"The action space of {env_id} has the shape {space.shape}: there is nothing to choose.")
+            raise EnvError(f"The action space of {env_id} has the shape {space.shape}: there is no action to choose.")
         self.space = leaf.space
         self._leaf = leaf
         self._native_dtype = np.dtype(space.dtype)
@@ -364,7 +364,7 @@ def picture(observation: Observation | None, env_id: str) -> np.ndarray:
             frame = frame[-1][..., None] if frame.shape[0] != 3 else frame.transpose(1, 2, 0)
         if frame.shape[-1] in (1, 3):
             return np.array(np.broadcast_to(frame, (*frame.shape[:2], 3)))
-    raise EnvError(f"{env_id} cannot be rendered: it offers no frames, and its observation is not an image.")
+    raise EnvError(f"{env_id} cannot be rendered: it renders no frames, and its observation is not an image.")
 
 
 def _arrays(observation: Observation) -> dict[Any, np.ndarray]:

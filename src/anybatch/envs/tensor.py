@@ -87,16 +87,16 @@ class TensorObservations(Observations):
             try:
                 x = self._entry(raw, leaf)
                 if not isinstance(x, Tensor):
-                    raise UnfitError(f"is a {type(x).__name__}, where a tensor is expected")
+                    raise UnfitError(f"is a {type(x).__name__}, but must be a tensor")
                 is_mask = isinstance(leaf.space, ActionMask)
                 if x.shape != (count, *(leaf.native.shape or ())):
                     raise UnfitError(
-                        f"has shape {tuple(x.shape)}, where its space says {(count, *(leaf.native.shape or ()))}"
+                        f"has shape {tuple(x.shape)}, but its space has {(count, *(leaf.native.shape or ()))}"
                     )
                 dtype, is_float = _torch_dtype(leaf.dtype), leaf.dtype.kind == "f"
                 narrower = not is_float and not x.is_floating_point() and _is_narrower(dtype, x.dtype)
                 if (x.is_floating_point() and not is_float and not is_mask) or (narrower and leaf.unbounded):
-                    raise UnfitError(f"has dtype {x.dtype}, where its space says {leaf.dtype}")
+                    raise UnfitError(f"has dtype {x.dtype}, but its space has {leaf.dtype}")
             except UnfitError as error:
                 raise self._error(error, name, None) from error
             x = x.detach()

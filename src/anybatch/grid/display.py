@@ -46,7 +46,7 @@ class _StatusLines(Display):
         for outcome in outcomes:
             if self._printed[id(outcome)] != outcome.status:
                 self._printed[id(outcome)] = outcome.status
-                text = "restarts" if outcome.status == "waiting" else outcome.status
+                text = "restarting" if outcome.status == "waiting" else outcome.status
                 reason = f": {outcome.error}" if outcome.error and outcome.status in ("waiting", "failed") else ""
                 print(f"{outcome.job.label}: {text}{reason}", file=sys.stderr, flush=True)
 

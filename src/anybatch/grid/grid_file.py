@@ -95,8 +95,8 @@ def assumption(path: Path) -> str:
     if not (batch and followers):
         return ""
     return (
-        f"{path}: assumed to be for the batches in the file, and not scaled: {', '.join(followers)}; if tuned at "
-        "another, say which: tuned_at: {num_envs: N}"
+        f"{path}: assumed to be tuned for the batches in the file, so not scaled: {', '.join(followers)}; if they "
+        "were tuned at another batch, give it with tuned_at: {num_envs: N}"
     )
 
 
@@ -111,7 +111,7 @@ def _override_and_scale(
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
     for name in changes:
         if not isinstance(name, str):
-            raise ConfigError(f"{shown(name)} is not a field of the configuration; names are text")
+            raise ConfigError(f"{shown(name)} is not a field of the configuration; names must be text")
     divide_batch_by = changes.pop("divide_batch_by", 1)
     if type(divide_batch_by) not in (int, float):
         raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
@@ -133,7 +133,7 @@ def _tuned_at(values: Any, path: Path) -> TunedAt:
         return tuned_at
     except (TypeError, ConfigError) as error:
         raise ConfigError(
-            f"{path}: tuned_at is {shown(values)}, but must hold positive numbers of num_envs, rollout_steps, "
+            f"{path}: tuned_at is {shown(values)}, but must contain positive numbers of num_envs, rollout_steps, "
             "minibatches or workers"
         ) from error
 
@@ -157,5 +157,5 @@ def _seeds(value: Any, path: Path) -> list[int]:
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{where} must hold names and values, not {shown(value)}")
+        raise ConfigError(f"{where} must contain names and values, not {shown(value)}")
     return value

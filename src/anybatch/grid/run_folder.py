@@ -49,13 +49,13 @@ def train_or_resume(
             return None
         if read_config(folder) != (config, seed):
             raise ConfigError(
-                f"out is {str(folder)!r}, which holds a run of another configuration or seed; choose another folder"
+                f"out is {str(folder)!r}, which contains a run of another configuration or seed; choose another folder"
             )
         before, now = (x and x.expanduser().resolve() for x in (began_from(folder), init_from))
         if before != now:
             there, here = ("from scratch" if x is None else f"from {str(x)!r}" for x in (before, now))
             raise ConfigError(
-                f"out is {str(folder)!r}, which holds a run that began {there}, and this one begins {here}; choose "
+                f"out is {str(folder)!r}, which contains a run that began {there}, but this run begins {here}; choose "
                 "another folder"
             )
         if finished(folder, config):

@@ -92,12 +92,12 @@ class PPOEWMA(PPO):
         if self.normalize_advantage_per_mini_batch:
             if advantage_span > 1:
                 raise ConfigError(
-                    f"advantage_span is {advantage_span}, but normalize_advantage_per_mini_batch leaves it without "
-                    "use; set normalize_advantage_per_mini_batch False or advantage_span 1"
+                    f"advantage_span is {advantage_span}, but normalize_advantage_per_mini_batch leaves it "
+                    "unused; set normalize_advantage_per_mini_batch False or advantage_span 1"
                 )
             _warn("normalize_advantage_per_mini_batch is set: the noise of the moments depends on the minibatch size")
         if use_clipped_value_loss:
-            _warn("use_clipped_value_loss is set: how far values move depends on the iteration batch")
+            _warn("use_clipped_value_loss is set: the change of values then depends on the iteration batch")
         self.proximal = None if center_of_mass is None else EwmaProximal(self._raw_actor, center_of_mass)
         self.normalizer = AdvantageNormalizer(advantage_span)
         self._fresh = True
@@ -306,7 +306,7 @@ def _check(center_of_mass: float | None, advantage_span: float, max_importance_r
         check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
     if center_of_mass == 0:
         raise ConfigError(
-            "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a number "
+            "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a number "
             "above 0, or None"
         )
     check_number("advantage_span", advantage_span, of="iterations", at_least=1)

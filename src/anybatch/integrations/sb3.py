@@ -182,14 +182,14 @@ class PPOEWMA(PPO):
             check_number("center_of_mass", age, of="gradient steps", at_least=0)
         if age == 0:
             raise ConfigError(
-                "center_of_mass is 0, with which the proximal policy is the policy itself and limits nothing; set a "
+                "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a "
                 "number above 0, or None"
             )
         check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
         if self.advantage_span > 1 and not self.normalize_advantage:
             raise ConfigError(
-                f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it without "
-                "use; set normalize_advantage True or advantage_span 1"
+                f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it "
+                "unused; set normalize_advantage True or advantage_span 1"
             )
         if not self.max_importance_ratio >= 1:
             raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be at least 1")
@@ -197,13 +197,13 @@ class PPOEWMA(PPO):
             raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be a number above 0, or None to clip")
         if self.kl_coefficient is not None and age is None:
             raise ConfigError(
-                "kl_coefficient is set, but center_of_mass None leaves the behaviour policy as the proximal one, whose "
+                "kl_coefficient is set, but center_of_mass None makes the behaviour policy the proximal policy, whose "
                 "distributions Stable-Baselines3 does not keep; set a center_of_mass"
             )
         if self.target_kl is not None:
             raise ConfigError(
-                f"target_kl is {self.target_kl}, but leaving out minibatches because of the KL of others biases the "
-                "objective, and how many depends on the batch size; set target_kl None: clipping limits the policy"
+                f"target_kl is {self.target_kl}, but skipping minibatches because of the KL of others biases the "
+                "objective, and their number depends on the batch size; set target_kl None: clipping limits the policy"
             )
         if self.clip_range_vf is not None:
             raise ConfigError(

@@ -163,7 +163,7 @@ def token_batch(mask: Tensor, sequence_ids: Tensor | None = None, **tokens: Tens
     if mask.dtype != torch.bool:
         counts = mask != 0
         if known_true(counts & (mask != 1)):  # such as weights of tokens, which would all become 1
-            raise ValueError("mask holds something else than 0 and 1, the tokens that count")
+            raise ValueError("mask contains values other than 0 and 1 (1 for the tokens that count)")
     if tokens:
         check_alike(**tokens)
         check_mask("mask", counts, next(iter(tokens.values())))

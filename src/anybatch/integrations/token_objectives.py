@@ -89,7 +89,8 @@ class Mask:
             check_choice("level", self.level, Level)
         if not 0 <= self.below < self.above:
             raise ConfigError(
-                f"Mask(below={self.below}, above={self.above}) must have 0 <= below < above, or it hides everything"
+                f"Mask(below={self.below}, above={self.above}) must have 0 <= below < above, otherwise it masks "
+                "everything"
             )
 
 
@@ -335,7 +336,9 @@ def _bounded_weight(
     result, exact, kept = log_weight, log_weight.detach(), torch.ones_like(log_weight, dtype=torch.bool)
     for each in _bounds(bound):
         if each.of != "theta":
-            raise ConfigError(f"{each} is about prox/behav, but only theta/behav weighs here: set of='theta'")
+            raise ConfigError(
+                f"{each} is about prox/behav, but only theta/behav is used as a weight here: set of='theta'"
+            )
         if isinstance(each, Truncate):
             result = _truncated(result, exact, each)
         else:
@@ -347,7 +350,7 @@ def _bounded_weight(
 def _bounds(bound: Bound | Sequence[Bound]) -> Sequence[Bound]:
     bounds = [bound] if isinstance(bound, (Truncate, Mask)) else list(bound)
     if sum(isinstance(each, Truncate) for each in bounds) > 1:
-        raise ConfigError("bound has Truncate twice, but can have it once, besides any number of Mask")
+        raise ConfigError("bound has Truncate twice, but can have it only once, with any number of Mask")
     return bounds
 
 

@@ -72,8 +72,8 @@ class _Decoupled:
         for enabled, name in ((trainer.is_deepspeed_enabled, "DeepSpeed"), (trainer.is_fsdp_enabled, "FSDP")):
             if enabled:
                 raise ConfigError(
-                    f"{name} shards the weights, for which the average is not made; use data parallelism, and PEFT "
-                    "where the whole model does not fit"
+                    f"{name} shards the weights, from which the average cannot be computed; use data parallelism, and "
+                    "PEFT if the whole model does not fit"
                 )
         loss_type = getattr(trainer.args, "loss_type", "dapo")
         if loss_type not in _LOSSES:
@@ -160,15 +160,15 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         for given in (*args, *kwargs.values()):
             if isinstance(given, GRPOConfig) and given.beta and given.use_bias_correction_kl:
                 raise ConfigError(
-                    f"beta is {given.beta} with use_bias_correction_kl, which weighs the KL term by theta/old, and the "
-                    "old policy is the average here, which did not sample; set use_bias_correction_kl=False"
+                    f"beta is {given.beta} with use_bias_correction_kl, which weights the KL term by theta/old, but "
+                    "the old policy is the average here, not the behaviour policy; set use_bias_correction_kl=False"
                 )
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)
         settings: Any = self.args
         if self.normalizer is not None and settings.scale_rewards != "none":
             raise ConfigError(
-                f"scale_rewards is {settings.scale_rewards!r}, and advantage_span would scale once more; set "
+                f"scale_rewards is {settings.scale_rewards!r}, but advantage_span would scale them again; set "
                 'scale_rewards="none"'
             )
 

@@ -185,7 +185,7 @@ def prime_rl_loss(
         raise ConfigError(f"proximal is {proximal!r}, but must be inference or reference")
     logp_proximal = inputs.inference_logprobs if proximal == "inference" else inputs.ref_logprobs
     if logp_proximal is None:
-        raise ConfigError("proximal is 'reference', but prime-rl gives no reference log-probabilities")
+        raise ConfigError("proximal is 'reference', but prime-rl provides no reference log-probabilities")
     policies, mask = (inputs.trainer_logprobs, logp_proximal, inputs.inference_logprobs), inputs.loss_mask
     advantages = inputs.advantages if inputs.loss_weights is None else inputs.advantages * inputs.loss_weights
     ids, clip = torch.zeros_like(mask, dtype=torch.int64), (clip_low, clip_high)

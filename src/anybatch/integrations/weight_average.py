@@ -111,7 +111,7 @@ class WeightAverage:
         """
         if state["average"].keys() != self.parameters.keys():
             changed = sorted(state["average"].keys() ^ self.parameters.keys())
-            raise ConfigError(f"the saved average is of other parameters: {', '.join(changed[:5])}")
+            raise ConfigError(f"the saved average is of different parameters: {', '.join(changed[:5])}")
         for name, average in zip(self.parameters, self.average, strict=True):
             average.copy_(state["average"][name])
         self.terms = int(state["terms"])

@@ -43,7 +43,7 @@ class Masking:
             return None
         rest = [name for name in space.spaces if name != key]
         if not rest:
-            raise EnvError(f"The observation is nothing but the mask {key!r}, and the networks need another entry.")
+            raise EnvError(f"The observation contains only the mask {key!r}, but the networks need another entry.")
         return cls(key, rest == [OBSERVATION_KEY])
 
     def encoder_space(self, space: gym.Space[Any]) -> gym.Space[Any]:

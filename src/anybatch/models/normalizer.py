@@ -61,7 +61,7 @@ class ObservationNormalizer(nn.Module):
             found = " ".join(str(space).split())
             raise ConfigError(
                 f"observation.normalize is true, but the observation space is {found}: only vectors of floats are "
-                "normalised, and the networks scale images of bytes; leave it out"
+                "normalised, and the networks scale images of bytes; set it to false"
             )
         size = max(place.stop for _, place in self.entries.values())
         lead = () if runs is None else (runs,)

@@ -90,8 +90,8 @@ def _features(encoder: nn.Module, observation: Inputs) -> Tensor:
     if not isinstance(features, Tensor) or features.shape[-1] != expected:
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else shown(features)
         raise ConfigError(
-            f"the encoder {type(encoder).__name__} has out_features {expected}, but its forward returned {got}, where "
-            f"(B, {expected}) is expected"
+            f"the encoder {type(encoder).__name__} has out_features {expected}, but its forward returned {got} instead "
+            f"of (B, {expected})"
         )
     return features
 

@@ -99,9 +99,13 @@ def choose_storage(requested: str, need: int, *, free_ram: int, free_disk: int, 
         if fits[kind] and requested in (kind, "auto"):
             return kind
     other = next((kind for kind in order if fits[kind]), None)
-    advice = f"set aux.storage {other}" if other else "free some, choose another disk with --out, or fewer env.num_envs"
+    advice = (
+        f"set aux.storage {other}"
+        if other
+        else "free some space, choose another disk with --out, or reduce env.num_envs"
+    )
     raise ConfigError(
-        f"aux.storage is {requested}, but an auxiliary phase keeps {gigabytes(need)}, and of {gigabytes(free_ram)} "
+        f"aux.storage is {requested}, but an auxiliary phase stores {gigabytes(need)}, and of {gigabytes(free_ram)} "
         f"free memory and {gigabytes(free_disk)} free disk it may take {_FRACTION_OF_FREE:.0%}; {advice}"
     )
 

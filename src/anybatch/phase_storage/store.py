@@ -90,7 +90,7 @@ class SegmentStore:
         """Describe the location and size of the segments to the user."""
         if self.kind == "disk":
             return f"{gigabytes(self.need)} of observations: on disk in {self.folder}"
-        lost = ", which a resumed run would have to collect again (not with storage disk)"
+        lost = ", so a resumed run has to collect them again (aux.storage disk avoids this)"
         return f"{gigabytes(self.need)} of observations: in memory{'' if self._in_checkpoint else lost}"
 
     def open(self) -> None:

@@ -185,7 +185,8 @@ def read_results(path: Path) -> Results:
     if not path.is_file():
         name = path.name.partition(".")[0]
         raise AnybatchError(
-            f"{path} does not exist: `anybatch reproduce run {name}` with the same --suite, --budget and --out makes it"
+            f"{path} does not exist: `anybatch reproduce run {name}` with the same --suite, --budget and --out creates "
+            "it"
         )
     try:
         with gzip.open(path, "rt", newline="") as file:

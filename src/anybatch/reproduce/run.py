@@ -188,7 +188,7 @@ def draw_figure(suite: Suite, figure: Figure, folder: ResultsFolder) -> list[Pat
         paths, words = figure.draw(suite, results, folder.path), figure.summary(suite, results)
     except (KeyError, IndexError, ValueError) as error:
         raise AnybatchError(
-            f"the tables in {str(folder.path)!r} do not fit {figure.name} ({type(error).__name__}: {error}): run it "
+            f"the tables in {str(folder.path)!r} do not match {figure.name} ({type(error).__name__}: {error}): run it "
             "again"
         ) from error
     folder.summary(figure.name).write_text("\n\n".join(words) + "\n")

@@ -60,7 +60,7 @@ def write(path: Path, state: dict[str, Any]) -> None:
     try:
         write_bytes(path, b"".join((_MAGIC, hashlib.sha256(payload).digest(), payload)))
     except OSError as error:
-        text = f"{error.strerror}; this checkpoint was not written, and those before it stay"
+        text = f"{error.strerror}; this checkpoint was not written; the earlier ones are unchanged"
         raise OSError(error.errno, text, str(path)) from error
 
 
@@ -73,7 +73,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """
     try:
         if path.exists() and not path.is_file():  # reading a pipe might never end
-            raise CheckpointError(f"{path} cannot be read: it is no file")
+            raise CheckpointError(f"{path} cannot be read: it is not a file")
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
@@ -86,7 +86,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
     except Exception as error:  # the unpickler raises nearly anything for bytes that torch.save did not write
-        raise CheckpointError(f"{path} holds something that is not a checkpoint of anybatch") from error
+        raise CheckpointError(f"{path} does not contain an anybatch checkpoint") from error
     return state
 
 
@@ -107,8 +107,8 @@ def check_newest(folder: Path) -> None:
         found = re.search(r"GLOBAL (\S+)", str(error.__cause__))
         kind = f"objects of {found[1]}" if found else "something"
         raise ConfigError(
-            f"checkpoints of this run could not be loaded again, because its state has {kind} besides tensors and "
-            "plain values: look at get_extra_state() of the encoder, and state_dict() of the callbacks"
+            f"checkpoints of this run could not be loaded again, because its state contains {kind} in addition to "
+            "tensors and plain values: look at get_extra_state() of the encoder, and state_dict() of the callbacks"
         ) from error
 
 
@@ -133,7 +133,7 @@ def load_newest(folder: Path, device: torch.device | str = "cpu") -> tuple[dict[
             if isinstance(error.__cause__, OSError):
                 raise CheckpointError(f"{error}; try again, or remove the file") from error
             passed_over.append(str(error))
-    raise CheckpointError("; ".join(passed_over) or f"{folder} holds no checkpoint yet")
+    raise CheckpointError("; ".join(passed_over) or f"{folder} contains no checkpoint yet")
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -151,5 +151,5 @@ def must_fit(run_dir: Path | str) -> Iterator[None]:
         raise
     except (RuntimeError, KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"the checkpoints of {str(run_dir)!r} do not fit its config.yaml: was it edited?"
+            f"the checkpoints of {str(run_dir)!r} do not match its config.yaml; it may have been edited"
         ) from error

@@ -25,7 +25,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
     Raises:
         CheckpointError: the optimiser is of another kind, whose state does not fit.
     """
-    changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is {seed}"]
+    changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is now {seed}"]
     sentences = []
     if "config" in content:
         try:
@@ -33,7 +33,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
         except ConfigError:  # it has fields of another version
             before = config
         pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
-        changed += [f"{name} was {shown(a)} and is {shown(b)}" for name, (a, b) in pairs.items() if a != b]
+        changed += [f"{name} was {shown(a)} and is now {shown(b)}" for name, (a, b) in pairs.items() if a != b]
         if before.optimizer.kind != config.optimizer.kind:
             raise CheckpointError(
                 f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
@@ -42,11 +42,11 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
     if changed:
         sentences.append(f"config.yaml was edited after the checkpoint: {'; '.join(changed)}")
     if content.get("version", __version__) != __version__:
-        sentences.append(f"the checkpoint was written by anybatch {content['version']}, and this is {__version__}")
+        sentences.append(f"the checkpoint was written by anybatch {content['version']}, but this is {__version__}")
     threads = torch.get_num_threads()
     if content.get("threads", threads) != threads:
         sentences.append(
-            f"the checkpoint was written with {content['threads']} threads, and PyTorch has {threads} now: rounding "
-            "differs, so the run continues with other numbers (OMP_NUM_THREADS)"
+            f"the checkpoint was written with {content['threads']} threads, but PyTorch now has {threads}: rounding "
+            "errors differ, so the run continues with slightly different values (OMP_NUM_THREADS)"
         )
     return sentences

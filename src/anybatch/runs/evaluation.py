@@ -144,7 +144,7 @@ class Evaluation:
         if not count:
             return f"no episode was completed ({self.unfinished} unfinished)"
         error = f" +- {self.standard_error:.2f}" if count > 1 else ""
-        unfinished = f", and {self.unfinished} unfinished that do not count" if self.unfinished else ""
+        unfinished = f", and {self.unfinished} unfinished episodes not counted" if self.unfinished else ""
         return f"{self.mean:.2f}{error} ({count} episode{'s' if count > 1 else ''}{unfinished})"
 
 
@@ -182,7 +182,7 @@ def load_policy(
         config = replace(config, env=replace(config.env, id=environment_id(env)))
     content, passed_over = (_best(folder), []) if best else checkpoint.load_newest(folder / CHECKPOINTS)
     for sentence in passed_over:
-        warnings.warn(f"{sentence}; the policy is that of the checkpoint before it", stacklevel=2)
+        warnings.warn(f"{sentence}; using the previous checkpoint", stacklevel=2)
     with checkpoint.must_fit(run_dir):
         state = content["state"]
         # checkpoints of before have no spaces
@@ -192,8 +192,8 @@ def load_policy(
     for name, parameter in policy.agent.named_parameters():
         if not torch.isfinite(parameter).all():
             raise CheckpointError(
-                f"the {'best policy' if best else 'newest checkpoint'} of {str(run_dir)!r} holds weights that are not "
-                f"finite ({name}): training had diverged"
+                f"the {'best policy' if best else 'newest checkpoint'} of {str(run_dir)!r} contains weights that are "
+                f"not finite ({name}): training had diverged"
             )
     return policy
 
@@ -202,8 +202,8 @@ def _best(folder: Path) -> dict[str, Any]:
     path = folder / CHECKPOINTS / BEST
     if not path.exists():
         raise CheckpointError(
-            f"{str(folder)!r} has no best policy: eval.every and eval.keep_best make training keep one, from the first "
-            "evaluation with a complete episode on"
+            f"{str(folder)!r} has no best policy: training keeps one if eval.every and eval.keep_best are set, after "
+            "the first evaluation with a complete episode"
         )
     return checkpoint.load(path)
 
@@ -350,14 +350,14 @@ def choose_actions(
     """Actions that :class:`anybatch.envs.VectorEnv` takes, for observations (B, ...) that it gave."""
     if memory is None and policy.agent.state_size:
         raise ConfigError(
-            "the policy is recurrent: take memory = policy.memory() once, pass it to every call of act, and call "
+            "the policy is recurrent: create memory = policy.memory() once, pass it to every call of act, and call "
             "memory.reset() at the beginning of an episode"
         )
     with torch.no_grad():
         normalized = to_device(policy.agent.normalize(observation), policy.device)
         params = memory.params(policy.agent.policy, normalized) if memory else policy.agent.policy(normalized)
         if not torch.isfinite(params).all():
-            raise DivergenceError("the policy's outputs are not finite: its weights are not, or are too large")
+            raise DivergenceError("the policy's outputs are not finite: its weights are not finite or too large")
         distribution = policy.agent.action_spec.distribution(params)
         action = distribution.mode() if greedy else distribution.sample(generator)
     return policy.agent.action_spec.to_env(action)

@@ -46,7 +46,7 @@ def start_from(folder: Path, components: Components) -> list[str]:
     source, content, passed_over = on_main(lambda: _read(folder))
     with checkpoint.must_fit(folder):
         taken_over = _take_over(folder, source, content, components)
-    return [*(f"{sentence}; started from the checkpoint before it" for sentence in passed_over), *taken_over]
+    return [*(f"{sentence}; started from the previous checkpoint" for sentence in passed_over), *taken_over]
 
 
 def _take_over(folder: Path, source: TrainConfig, content: State, components: Components) -> list[str]:
@@ -65,14 +65,15 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
     taken_over |= dict.fromkeys(("counters", "schedules", "random numbers", "episodes"), False)
     taken, anew = (", ".join(name for name, x in taken_over.items() if x == kind) for kind in (True, False))
     sentences = [
-        f"started from {str(folder)!r} at {content['run']['env_steps']:,} environment steps; taken over: {taken}; "
-        f"anew: {anew}"
+        f"started from {str(folder)!r} at {content['run']['env_steps']:,} environment steps; copied: {taken}; "
+        f"reset: {anew}"
     ]
     for name in ("squash", "log_std_bounds"):
         before, now = getattr(source.model.gaussian, name), getattr(config.model.gaussian, name)
         if before != now:
             sentences.append(
-                f"model.gaussian.{name} is {now} instead of {before}: the same weights are another distribution"
+                f"model.gaussian.{name} is {now} instead of {before}: the same weights now give a different "
+                "distribution"
             )
     if averages and not math.isclose(samples, 1):
         second = f"second moments are multiplied by {samples:.6g}, as the variance of a gradient is, and its "
@@ -92,7 +93,7 @@ def _check_spaces(state: State, components: Components, folder: Path) -> None:
     if "spaces" in state:
         env_id = components.learner.config.env.id
         if sentence := difference(restore_spaces(state["spaces"]), components.env.native_spaces, env_id):
-            raise CheckpointError(f"{str(folder)!r} cannot be the start: {sentence}")
+            raise CheckpointError(f"{str(folder)!r} cannot be used as the start: {sentence}")
 
 
 def _load_networks(saved: State, agent: Agent, folder: Path) -> None:
@@ -102,8 +103,8 @@ def _load_networks(saved: State, agent: Agent, folder: Path) -> None:
         names = [name for name in {**shapes[0], **shapes[1]} if shapes[0].get(name) != shapes[1].get(name)]
         there, here = (group.get(names[0], "missing") for group in shapes)
         raise CheckpointError(
-            f"{str(folder)!r} cannot be the start, its networks are others: {names[0]} is {there} there and {here} "
-            "here; model, observation.normalize and aux.enabled have to be those of its config.yaml"
+            f"{str(folder)!r} cannot be used as the start, because its networks differ: {names[0]} is {there} there "
+            f"and {here} here; model, observation.normalize and aux.enabled must be those of its config.yaml"
         )
     agent.load_state_dict(saved)
 

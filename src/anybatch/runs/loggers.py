@@ -73,7 +73,7 @@ class WandbLog:
             start, refused = wandb.init, wandb.errors.Error
         except (ImportError, AttributeError):
             raise AnybatchError(
-                f"Logging to Weights & Biases needs wandb: {install_command('wandb')}, or leave out --log.wandb."
+                f"Logging to Weights & Biases needs wandb: {install_command('wandb')}, or omit --log.wandb."
             ) from None
         identity = Path(run_dir) / "wandb-id.txt"
         if not identity.exists():
@@ -90,7 +90,7 @@ class WandbLog:
             )
         except refused as error:
             raise AnybatchError(
-                f"Weights & Biases does not start: {str(error).splitlines()[0]}; with WANDB_MODE=offline in the "
+                f"Weights & Biases cannot be started: {str(error).splitlines()[0]}; with WANDB_MODE=offline in the "
                 "environment it writes to the run folder, and `wandb sync` uploads that later"
             ) from error
         self._run.define_metric("*", step_metric="env_steps")

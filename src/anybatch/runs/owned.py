@@ -35,7 +35,7 @@ def owned(folder: Path) -> Iterator[None]:
             refuse_links(folder)
             lock.acquire()
         except Timeout:
-            raise ConfigError(f"another process is training in {str(folder)!r} at this moment") from None
+            raise ConfigError(f"another process is currently training in {str(folder)!r}") from None
         except OSError as error:
             raise ConfigError(f"{str(folder)!r} cannot be written: {error.strerror or error}") from error
 
@@ -76,8 +76,12 @@ def refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink():
-                raise ConfigError(f"{str(path)!r} is a symbolic link, and a run folder with links is not written to")
+                raise ConfigError(
+                    f"{str(path)!r} is a symbolic link, but anybatch does not write to run folders that contain links"
+                )
             if path.exists() and not (path.is_file() or path.is_dir()):  # reading it might never end
-                raise ConfigError(f"{str(path)!r} is a pipe or device, and a run folder holds only files and folders")
+                raise ConfigError(
+                    f"{str(path)!r} is a pipe or device, but a run folder must contain only files and folders"
+                )
         if Path(parent) == folder:
             folders[:] = [name for name in folders if name != WANDB]

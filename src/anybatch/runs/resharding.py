@@ -55,8 +55,8 @@ def restore(parts: Parts, content: State, rank: int, envs_per_worker: Sequence[i
         entries = {name: parts[name].split(parts[name].merge([w[name] for w in workers]), slot) for name in workers[0]}
         before, after = _workers(len(workers)), _workers(len(envs_per_worker))
         lost.append(
-            f"the checkpoint is of {before}, and this run has {after}: environments are distributed anew, and actions "
-            "are drawn with other random numbers than they would have been"
+            f"the checkpoint was written by {before}, but this run has {after}: environments are redistributed, and "
+            "actions are drawn with different random numbers"
         )
     for name, part in parts.items():
         if name in ("spaces", "recent") and name not in state:  # before checkpoints had them

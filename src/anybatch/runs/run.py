@@ -211,7 +211,7 @@ class Run:
         self._row = None
         if self._logs is not None:
             if gone := self._logs.columns_without(row):
-                self.message(f"{PROGRESS} has columns that are empty from here on: {', '.join(gone)}")
+                self.message(f"{PROGRESS} has columns that will be empty from now on: {', '.join(gone)}")
             self._logs.write(row)
             for finding in self._doctor.look(row) if self._doctor else ():
                 self.message(str(finding))
@@ -330,7 +330,9 @@ def create_run(
 
     def make_folder() -> None:
         if _has_begun(folder):
-            raise ConfigError(f"out is {str(folder)!r}, which already holds a run; resume it, or choose another folder")
+            raise ConfigError(
+                f"out is {str(folder)!r}, which already contains a run; resume it or choose another folder"
+            )
         try:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
             if changes:
@@ -353,14 +355,14 @@ def _needed_again(config: TrainConfig) -> list[str]:
     sentences = []
     if not is_importable(config.env.id):
         sentences.append(
-            f"env.id is {config.env.id!r}, a callable that no import path names: resume, eval and watch need it passed "
-            "in, so in another process use Python, with resume(run, env=...), load_policy(run, env=...) or "
+            f"env.id is {config.env.id!r}, a callable without an import path, which resume, eval and watch cannot "
+            "find in another process: pass it again in Python, with resume(run, env=...), load_policy(run, env=...) or "
             "evaluate(policy, env)"
         )
     if config.model.encoder.startswith(_IN_MAIN):
         sentences.append(
-            f"model.encoder is {config.model.encoder!r}: resume, eval and watch need a program that defines it; in a "
-            "module, any program would find it"
+            f"model.encoder is {config.model.encoder!r}: resume, eval and watch need a program that defines it; if it "
+            "is in a module, any program finds it"
         )
     return sentences
 
@@ -369,7 +371,7 @@ def encoder_of_this_program(config: TrainConfig) -> list[str]:
     """A sentence for a run whose encoder is looked up in this program, which may not be the one that trained it."""
     if not config.model.encoder.startswith(_IN_MAIN):
         return []
-    return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is taken for it"]
+    return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is used"]
 
 
 def _write_config(folder: Path, config: TrainConfig, seed: int, init_from: Path | None) -> None:
@@ -411,11 +413,11 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     try:
         values = read_yaml(path)
         if not isinstance(values, dict):
-            raise ConfigError(f"it holds {shown(values)} instead of fields and sections")
+            raise ConfigError(f"it contains {shown(values)} instead of fields and sections")
         if "anybatch" not in values:
-            raise ConfigError("it has no entry anybatch, the version that wrote it")
+            raise ConfigError("it has no entry anybatch with the version that wrote it")
         if "seed" not in values:
-            raise CheckpointError(f"{str(path)!r} has no seed: put seed, an integer, into it")
+            raise CheckpointError(f"{str(path)!r} has no seed: add the entry seed, an integer")
         seed = check_integer("seed", values["seed"], at_least=0)
         return from_dict({name: value for name, value in values.items() if name not in OTHER_ENTRIES}), seed
     except (TypeError, ValueError) as error:
@@ -457,19 +459,20 @@ def open_run(
         require_trust(recorded, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
         content, passed_over = _newest_content(folder, seed)
         remove_leftovers(folder / CHECKPOINTS)
-        sentences = [f"{sentence}; continuing from the checkpoint before it" for sentence in passed_over]
+        sentences = [f"{sentence}; continuing from the previous checkpoint" for sentence in passed_over]
         sentences += [*encoder_of_this_program(recorded), *differences(content, recorded, seed)]
         config = recorded
         if total_env_steps is not None:
             if total_env_steps <= content["run"]["env_steps"]:
                 raise ConfigError(
-                    f"total_env_steps is {total_env_steps}, but the run has done {content['run']['env_steps']} already"
+                    f"total_env_steps is {total_env_steps}, but the run has already done "
+                    f"{content['run']['env_steps']} environment steps"
                 )
             config = replace(config, total_env_steps=total_env_steps)
             sentences += _new_horizon(recorded, config, content["run"]["env_steps"])
         if env_id is not None and env_id != config.env.id:
             config = replace(config, env=replace(config.env, id=env_id))
-            sentences += [f"env.id was {recorded.env.id!r}, and is {env_id!r} from here on", *_needed_again(config)]
+            sentences += [f"env.id was {recorded.env.id!r} and is {env_id!r} from now on", *_needed_again(config)]
         return config, seed, content, sentences
 
     config, seed, content, sentences = on_main(read)  # the others may be on machines without this folder
@@ -487,12 +490,12 @@ def _newest_content(folder: Path, seed: int) -> tuple[dict[str, Any], list[str]]
     """Content of the newest intact checkpoint, and a sentence for each file that was passed over."""
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
         if _has_begun(folder):
-            raise CheckpointError(f"{str(folder)!r} holds no checkpoint any more; train again with another --out")
+            raise CheckpointError(f"{str(folder)!r} no longer contains a checkpoint; train again with another --out")
         file, out, start = shlex.quote(str(folder / CONFIG)), shlex.quote(str(folder)), began_from(folder)
         options = "" if start is None else f" --init-from {shlex.quote(str(start))}"
         raise CheckpointError(
-            f"{str(folder)!r} holds no checkpoint yet, because the run was stopped before its first one; to start it "
-            f"again: anybatch train {file} --out {out} --seed {seed}{options}"
+            f"{str(folder)!r} contains no checkpoint yet, because the run was stopped before its first one; to start "
+            f"it again: anybatch train {file} --out {out} --seed {seed}{options}"
         )
     return content_of_run(folder)
 
@@ -507,7 +510,7 @@ def content_of_run(folder: Path) -> tuple[dict[str, Any], list[str]]:
     run = content.get("run") if isinstance(content, dict) else None
     if not _is_state_of_run(run) or not {"seed", "state"} <= content.keys():
         raise CheckpointError(
-            f"the newest checkpoint of {str(folder)!r} is not one of a run: an entry is missing or of another type"
+            f"the newest checkpoint of {str(folder)!r} is not that of a run: an entry is missing or has the wrong type"
         )
     return content, passed_over
 

@@ -41,7 +41,8 @@ def check_size(
     if need > limit:
         raise ConfigError(
             f"env.num_envs {num_envs:,} and rollout.steps {config.rollout.steps:,} need {need / 1e9:,.1f} GB for "
-            f"rollouts, and {'the GPU has' if on_gpu else 'there are'} {limit / 1e9:,.1f} GB: choose smaller ones"
+            f"rollouts, but {'the GPU has' if on_gpu else 'there are'} only {limit / 1e9:,.1f} GB: choose smaller "
+            "values"
         )
 
 

@@ -61,9 +61,9 @@ def require_trust(config: TrainConfig, file: Path, *, trust_code: bool, given: C
         return
     fields = " and ".join(f"{name} {shown(value)}" for name, value in named.items())
     reason = (
-        "was not written by your anybatch on this machine"
+        "was not written by you with anybatch on this machine"
         if user_key() is not None
-        else "may not be yours: the key in your data folder, which would tell, can be neither read nor made"
+        else "may not be yours: the key in your data folder, which signs your runs, can be neither read nor created"
     )
     raise ConfigError(
         f"{str(file)!r} names Python code, {fields}, and {reason}, so the code is not imported; if you trust it, "

@@ -101,6 +101,8 @@ def _frame(env: VectorEnv, env_id: str) -> np.ndarray:
     """The current picture, enlarged by a whole factor to at least 256 pixels a side."""
     frame = env.render()
     if frame.ndim not in (2, 3) or not frame.size:
-        raise EnvError(f"render of {env_id} returned an array {frame.shape}, where (height, width, 3) is expected.")
+        raise EnvError(
+            f"render of {env_id} returned an array of shape {frame.shape}, but must return (height, width, 3)."
+        )
     factor = max(1, -(-_SMALLEST_SIDE // min(frame.shape[:2])))
     return frame.repeat(factor, axis=0).repeat(factor, axis=1)

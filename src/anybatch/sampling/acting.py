@@ -127,5 +127,5 @@ class _NumpyActor:
             name = type(self._agent.policy.encoder).__name__
             raise ConfigError(
                 f"in_numpy of the encoder {name} differs from its forward pass: the policy's outputs "
-                f"differ by {float(error):.2g} of their size; correct it, or remove it"
+                f"differ by {float(error):.2g} of their size; correct or remove it"
             )

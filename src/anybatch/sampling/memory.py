@@ -117,7 +117,7 @@ class PolicyMemory:
             self._state = torch.zeros(size, encoder.state_size, device=device)
             self._first = torch.ones(size, dtype=torch.bool, device=device)
         if len(self._state) != size:
-            raise ConfigError(f"the memory is of {len(self._state)} environments, and {size} observations were given")
+            raise ConfigError(f"the memory is of {len(self._state)} environments, but {size} observations were given")
         params, self._state = policy.step(Sequences(observation, self._first, self._state, 1))
         self._first = torch.zeros_like(self._first)
         return params

@@ -81,7 +81,7 @@ class NumpyPolicy:
         if not isinstance(features, np.ndarray) or features.shape != expected or features.dtype != np.float32:
             is_array = isinstance(features, np.ndarray)
             got = f"{features.dtype} {features.shape}" if is_array else type(features).__name__
-            raise ConfigError(f"in_numpy of the encoder gave {got}, where a float32 array {expected} is expected.")
+            raise ConfigError(f"in_numpy of the encoder gave {got}, but must give a float32 array {expected}.")
         params = self._head(features)
         if masking is not None:
             params = masking.apply_in_numpy(params, observation)

@@ -131,7 +131,7 @@ class RayActors:
         present = ray.cluster_resources().get("CPU", 0)
         if present < count:
             print(
-                f"Ray's cluster has {present:g} CPUs, and rollout.source.ray_workers {count} need one each: the run "
+                f"Ray's cluster has {present:g} CPUs, but rollout.source.ray_workers {count} need one each: the run "
                 "waits until there are enough",
                 file=sys.stderr,
                 flush=True,

@@ -241,7 +241,7 @@ class Sampler:
         before, now = len(leaves(state["observation"])[0]), self.env.num_envs
         if before != now:
             raise CheckpointError(
-                f"the checkpoint has the state of {before} environments, and there are {now} now: set env.num_envs "
+                f"the checkpoint has the state of {before} environments, but there are {now} now: set env.num_envs "
                 f"back to {before}"
             )
         try:

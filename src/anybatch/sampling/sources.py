@@ -19,10 +19,10 @@ from anybatch.sampling.rollout import Rollout, Sampled, Sampler
 Collect = Callable[[int], Rollout]
 """Samples one rollout with the present weights, given the iterations that these have been trained for."""
 
-NEW_EPISODES = "the checkpoint has no state that these environments can take: they start new episodes"
+NEW_EPISODES = "the checkpoint has no state that these environments can restore: they start new episodes"
 """Message of a resumed run whose environments begin anew."""
 
-OTHER_SIZE = "rollouts that waited have another number of environments or steps than new ones, and are dropped"
+OTHER_SIZE = "waiting rollouts differ from new ones in the number of environments or steps, and are dropped"
 """Message of a resumed run whose rollouts have another size."""
 
 

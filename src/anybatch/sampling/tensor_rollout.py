@@ -259,8 +259,7 @@ def _next_value(
     if not sampler.warned and not all(record.has_final) and bool((cut & ~known).any()):
         sampler.warned = True
         warnings.warn(
-            f"{sampler.env.env_id} gives no info['final_obs']: the value after a time limit is taken to be that before "
-            "it, V(s_t)",
+            f"{sampler.env.env_id} lacks info['final_obs']: the value after a time limit is that before it, V(s_t)",
             stacklevel=2,
         )
     return next_value

@@ -72,10 +72,10 @@ def _epochs(config: TrainConfig, reference: TrainConfig | None) -> Iterator[Find
     yield _warning(
         "policy_epochs",
         f"{optimizer.policy_epochs} policy epochs",
-        "batch size-invariance needs 1, since at small batches more epochs only repeat the same gradient step and act "
-        "like a larger step size",
+        "batch size-invariance needs 1, because with small batches additional epochs only repeat the same gradient "
+        "step and act like a larger step size",
         "spread them out with --scaling.epochs spread, or set --optimizer.policy-epochs 1 --optimizer.value-epochs 1 "
-        "and tune the step size there",
+        "and retune the step size",
     )
 
 
@@ -85,14 +85,15 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
         yield _warning(
             "proximal",
             f"policy.proximal {policy.proximal}",
-            "the age of the proximal policy is the iteration batch and cannot be kept",
+            "the age of the proximal policy is the iteration batch and cannot be held constant",
             "use ppo-ewma or ppg-ewma, or set --policy.proximal ewma",
         )
     elif policy.proximal == "ewma" and policy.center_of_mass < LEAST_CENTER_OF_MASS:
         yield _warning(
             "center_of_mass",
             f"policy.center_of_mass {policy.center_of_mass:.3g}",
-            f"the proximal policy is {1 / (1 + policy.center_of_mass):.0%} the newest weights and hardly limits a step",
+            f"the newest weights make up {1 / (1 + policy.center_of_mass):.0%} of the proximal policy, so it hardly "
+            "limits a step",
             "take more minibatches per iteration, or a smaller batch",
         )
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:
@@ -106,14 +107,15 @@ def _conditions(config: TrainConfig) -> Iterator[Finding]:
     if config.rollout.steps < gae_horizon(config):
         yield _warning(
             "gae_horizon",
-            f"rollouts of {config.rollout.steps} steps, but GAE looks {gae_horizon(config):.3g} ahead",
+            f"rollouts of {config.rollout.steps} step{'s' * (config.rollout.steps > 1)}, but GAE looks "
+            f"{gae_horizon(config):.3g} steps ahead",
             f"{gae_share_cut(config):.0%} of an advantage is bootstrapped from the value function",
             "take longer rollouts of fewer environments, or a smaller advantage.gae_lambda",
         )
 
 
 def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[Finding]:
-    """Numbers that gradients are compared with, unless they followed the noise from ``reference``."""
+    """Limits that gradients are compared with, unless they followed the noise from ``reference``."""
     optimizer, before = config.optimizer, None if reference is None else reference.optimizer
     root = 1.0 if reference is None else (reference.optimization_batch / config.optimization_batch) ** 0.5
     limit, before_limit = optimizer.max_grad_norm, before and before.max_grad_norm
@@ -121,9 +123,9 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
         yield _warning(
             "max_grad_norm",
             f"optimizer.max_grad_norm {limit:g}",
-            "small batches have noisier, longer gradients and are clipped more"
+            "small batches have noisier, larger gradients, which are clipped more"
             if root >= 1
-            else "large batches have less noisy, shorter gradients and are clipped less",
+            else "large batches have less noisy, smaller gradients, which are clipped less",
             "let it follow the batch with --scaling.max-grad-norm sqrt, or set --optimizer.max-grad-norm None, as the "
             "paper does",
         )
@@ -137,8 +139,8 @@ def _gradients(config: TrainConfig, reference: TrainConfig | None) -> Iterator[F
         yield _warning(
             "adam_eps",
             f"optimizer.adam_eps {eps:g}",
-            "Adam adds it to the length of gradients, which grows as batches get smaller",
-            "let it follow the batch, without --scaling.adam-eps none, or set --optimizer.adam-eps 1e-8",
+            "Adam adds it to the size of the gradients, which grows as batches get smaller",
+            "let it follow the batch by omitting --scaling.adam-eps none, or set --optimizer.adam-eps 1e-8",
         )
 
 
@@ -174,7 +176,7 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
             yield _warning(
                 "phase_batch",
                 f"a phase of {after:,} samples instead of {before:,}",
-                "the balance of policy and auxiliary phases is not the one that was tuned",
+                "the balance of policy and auxiliary phases differs from the tuned one",
                 f"choose an iteration batch that divides {before:,}, and leave aux.policy_iterations to the rule",
             )
     if config.advantage.normalize:
@@ -183,7 +185,7 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
             yield _warning(
                 "advantage_samples",
                 f"advantage mean and std over {new:,.0f} samples instead of {old:,.0f}",
-                "an iteration has more samples than they were averaged over, and they need at least one iteration"
+                "they need at least one iteration, which has more samples than the tuned average"
                 if config.advantage.span == 1
                 else "their standard error changes",
                 "if advantages vary over time, use fewer environments",
@@ -192,7 +194,7 @@ def _differences(config: TrainConfig, reference: TrainConfig) -> Iterator[Findin
         yield _warning(
             "staleness",
             f"data up to {staleness(config):,} environment steps old instead of {staleness(reference):,}",
-            "rollout.source counts the age in whole iterations, at least 1, which have another size now",
+            "rollout.source counts the age in whole iterations (at least 1), whose size has changed",
             "change rollout.source.delay or max_lag, or keep the iteration batch and change the minibatches",
         )
     before_cut, after_cut = gae_share_cut(reference), gae_share_cut(config)

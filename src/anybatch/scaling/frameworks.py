@@ -65,7 +65,7 @@ def translate(config: TrainConfig, framework: str) -> Translation:
     missing = list(table.notes(config))
     named = {row.field for rows in table.calls.values() for row in rows if row.when(config)}
     if others := _others(config, lambda name: name in named or any(name in sentence for sentence in missing)):
-        missing.append(f"{'; '.join(others)}: not translated; choose their equivalents there")
+        missing.append(f"{'; '.join(others)}: not translated; choose their equivalents in that framework")
     return Translation("\n".join([*lines, *(f"# {sentence}" for sentence in missing)]), arguments, missing)
 
 

@@ -14,7 +14,7 @@ AdamBetas: TypeAlias = bool | Literal["keep", "both", "beta2"]
 """Decay rates of Adam that are raised to the power 1/c: none (keep, or False), both (or True), or the second."""
 
 WithNoise: TypeAlias = Literal["sqrt", "none"]
-"""Factor of a number that is compared with gradients: sqrt(c), as their noise grows, or none."""
+"""Factor of a limit that is compared with gradients: sqrt(c), as their noise grows, or none."""
 
 Epochs: TypeAlias = Literal["at-once", "spread"]
 """Several passes over a sample: all in its iteration, or as far apart in environment steps as at the tuned batch."""
@@ -34,7 +34,7 @@ class Rules:
     ewma: bool = True
     """Keep the age of the proximal policy in environment steps."""
     advantage_norm: bool = True
-    """Keep the number of samples behind the advantages' mean and standard deviation."""
+    """Keep the number of samples over which the advantages' mean and standard deviation are averaged."""
     policy_iterations: bool = True
     """Keep the number of samples in a phase of PPG."""
     auxiliary: bool = True
@@ -42,14 +42,15 @@ class Rules:
     staleness: bool = True
     """Keep the age of delayed and asynchronous data in environment steps."""
     max_grad_norm: WithNoise = "none"
-    """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it."""
+    """Multiply the maximum norm of the gradient by sqrt(c), as its noise grows, or leave it unchanged."""
     adam_eps: WithNoise = "sqrt"
-    """Multiply Adam's epsilon by sqrt(c), as its denominator grows, if it is above the usual 1e-8; or leave it."""
+    """Multiply Adam's epsilon by sqrt(c), as its denominator grows, if it is above the usual 1e-8; or leave it
+    unchanged."""
     adaptive_step: bool = True
-    """Keep how fast a step size that follows kl_target changes, and the KL divergences that depend on the batch."""
+    """Keep the speed at which kl_target changes the step size; scale the KL divergences that depend on the batch."""
     noise_scale: float | None = None
-    """Gradient noise scale in samples, as a run measured it: step sizes change less near it, and not beyond; None takes
-    it to be far above both batches, as the paper does."""
+    """Gradient noise scale in samples, as measured by a run: step sizes change less near it, and not beyond; None
+    assumes that it is far above both batches, as the paper does."""
     epochs: Epochs = "at-once"
     """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
 
@@ -85,4 +86,4 @@ class TrainScaling(Adjustments):
     """Adjustment of the other hyperparameters to a changed batch."""
 
     off: bool = False
-    """Adjust nothing: train with the numbers as they are."""
+    """Adjust nothing: train with the hyperparameters as they are."""

@@ -47,7 +47,7 @@ def from_ppo(config: TrainConfig) -> TrainConfig:
     if config.optimizer.policy_epochs * config.optimizer.minibatches == 1:
         raise ConfigError(
             "from_ppo: with one minibatch and one policy epoch PPO does not limit the policy, so no EWMA limits it as "
-            "PPO did; leave from_ppo out, and choose policy.center_of_mass yourself"
+            "PPO did; omit from_ppo and choose policy.center_of_mass yourself"
         )
     center = center_of_mass_of_ppo(config.optimizer.policy_epochs, config.optimizer.minibatches)
     return fields.replace(fields.replace(config, "policy.proximal", "ewma"), "policy.center_of_mass", center)

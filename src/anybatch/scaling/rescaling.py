@@ -193,7 +193,7 @@ def table(changes: Iterable[Change]) -> str:
     rows = [("field", "before", "after", "rule", "why")]
     rows += [(x.field, show(x.before), show(x.after), x.rule, x.why) for x in changes]
     if len(rows) == 1:
-        return "nothing changes: the hyperparameters were chosen for this batch"
+        return "nothing changes: the hyperparameters were tuned at this batch"
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 

@@ -39,7 +39,7 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
         beta1, beta2 = (single.adam_beta(beta, divide_batch_by=c) if raised else beta for beta, raised in each)
         betas = (beta1, beta2)
         rule = ("" if all(rules.betas) else "beta2 ") + _inverse_power(c)
-        why = "Adam averages over as many samples"
+        why = "Adam averages over the same number of samples"
         changes.append(Change("optimizer.adam_betas", optimizer.adam_betas, betas, rule, why))
     changes += _noise_changes(config, c, rules)
     if rules.ewma and has_center_of_mass(policy):
@@ -60,7 +60,7 @@ def _saturating_change(config: TrainConfig, c: float, noise_scale: float) -> Cha
 
 
 def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
-    """Changes of the numbers that gradients are compared with: the maximum norm and Adam's epsilon.
+    """Changes of the limits that gradients are compared with: the maximum norm and Adam's epsilon.
 
     The mean square of a gradient is |G|^2 (1 + B_noise/B), with B_noise infinite unless it is given.
     """
@@ -71,11 +71,14 @@ def _noise_changes(config: TrainConfig, c: float, rules: Rules) -> list[Change]:
         c = (batch + c * rules.noise_scale) / (batch + rules.noise_scale)
     rule, noise = _times_root(c), f"{grown} {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
     if rules.max_grad_norm == "sqrt" and optimizer.max_grad_norm is not None:
-        limit, why = optimizer.max_grad_norm, f"as many gradients are clipped: their {noise}"
+        limit, why = optimizer.max_grad_norm, f"the same share of gradients is clipped: their {noise}"
         after = limit if math.isinf(limit) else single.max_grad_norm(limit, divide_batch_by=c)
         changes.append(Change("optimizer.max_grad_norm", limit, after, rule, why))
     if rules.adam_eps == "sqrt" and optimizer.kind == "adam" and optimizer.adam_eps > _USUAL_EPS:
-        after, why = single.adam_eps(optimizer.adam_eps, divide_batch_by=c), f"beside gradients whose {noise}"
+        after, why = (
+            single.adam_eps(optimizer.adam_eps, divide_batch_by=c),
+            f"in proportion to gradients, whose {noise}",
+        )
         changes.append(Change("optimizer.adam_eps", optimizer.adam_eps, after, rule, why))
     return changes
 
@@ -86,7 +89,7 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     changes = []
     span, iterations = config.advantage.span, config.aux.policy_iterations
     if rules.advantage_norm and config.advantage.normalize:
-        why = f"advantage mean and std still averaged over {span * config.iteration_batch:,.0f} samples"
+        why = f"advantage mean and std are still averaged over {span * config.iteration_batch:,.0f} samples"
         if span * c < 1:
             why = f"the rule gives {span * c:.3g}, but 1, the current iteration, is the minimum"
         changes.append(Change("advantage.span", span, single.advantage_span(span, divide_batch_by=c), _times(c), why))
@@ -106,9 +109,9 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
             nearest = single.policy_iterations(iterations, divide_batch_by=c)
         except ConfigError as error:
             raise ConfigError(f"aux.{error}, which is {phase:,} samples") from None
-        why = f"a phase still holds {phase:,} samples"
+        why = f"a phase still has {phase:,} samples"
         if not math.isclose(nearest, iterations * c):
-            why = f"the rule gives {iterations * c:.5g}; a phase holds {nearest * new.iteration_batch:,} samples"
+            why = f"the rule gives {iterations * c:.5g}; a phase has {nearest * new.iteration_batch:,} samples"
         changes.append(Change("aux.policy_iterations", iterations, nearest, _times(c), why))
     if rules.staleness and config.stale:
         changes.append(_staleness_change(config, new, c))
@@ -126,7 +129,7 @@ def _kl_changes(config: TrainConfig, new: TrainConfig, c: float, rules: Rules) -
     """
     optimizer, changes = config.optimizer, []
     if new.optimizer.kl_target is not None:
-        why = f"the step size changes as fast per environment step, in {_fewer(1 / c)} iterations"
+        why = f"the step size changes equally fast per environment step, in {_fewer(1 / c)} iterations"
         after = single.kl_factor(optimizer.kl_factor, divide_batch_by=c)
         if math.log(after) < math.log(optimizer.kl_factor) / c * (1 - TOLERANCE):
             why = f"at most {after:g}: more would jump across the range from half to twice optimizer.kl_target"
@@ -135,7 +138,7 @@ def _kl_changes(config: TrainConfig, new: TrainConfig, c: float, rules: Rules) -
     as_old = config.policy.proximal == "behavior" and (spread or (rules.staleness and config.stale))
     if config.policy.proximal != "ewma" and not as_old:
         why = (
-            "the policy moves less in a smaller iteration" if c >= 1 else "the policy moves more in a larger iteration"
+            "the policy moves less in a shorter iteration" if c >= 1 else "the policy moves more in a longer iteration"
         )
         for name in ("kl_target", "kl_stop"):
             value = getattr(optimizer, name)
@@ -211,7 +214,7 @@ def workers_change(config: TrainConfig, new: TrainConfig, asked: int | None) -> 
         divisors = [n for n in range(1, min(num_envs, math.ceil(2 * exact)) + 1) if num_envs % n == 0]
         workers = min(divisors, key=lambda n: abs(math.log(n / exact)))
     until = " until one worker remains" if num_envs < config.env.num_envs else ""
-    why = f"environments per worker stay constant{until} (appendix B)"
+    why = f"the number of environments per worker stays constant{until} (appendix B)"
     return Change("workers", config.workers, workers, "with num_envs", why)
 
 
@@ -220,7 +223,7 @@ def same_size_minibatches(config: TrainConfig, samples: int) -> int:
     exact = config.optimizer.minibatches * samples / config.iteration_batch
     if exact < 1 or not exact.is_integer():
         raise ConfigError(
-            f"rule fixed-minibatch keeps {config.optimization_batch:g} samples a minibatch, and an iteration of "
+            f"rule fixed-minibatch keeps {config.optimization_batch:g} samples per minibatch, but an iteration of "
             f"{samples} samples would have {exact:.4g} of them; choose num_envs times rollout_steps as a multiple"
         )
     return int(exact)

@@ -249,7 +249,7 @@ def policy_iterations(iterations: int, *, divide_batch_by: float) -> int:
     if exact < 0.5:
         raise ConfigError(
             f"policy_iterations would be {iterations} x {divide_batch_by:.4g} = {exact:.3g}, but a phase has at least "
-            f"1 iteration; up to {iterations} times as many samples an iteration keep the phase as it is"
+            f"1 iteration; up to {iterations} times as many samples per iteration keep the phase as it is"
         )
     return max(1, round(exact))
 

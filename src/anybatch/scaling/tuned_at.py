@@ -26,7 +26,7 @@ BATCH, FOLLOWERS = FIELDS[:4], FIELDS[4:]
 
 @dataclass(frozen=True)
 class TunedAt:
-    """Batch at which the hyperparameters were tuned; numbers that are left out are those of the run."""
+    """Batch at which the hyperparameters were tuned; omitted values are those of the run."""
 
     num_envs: int | None = None
     """Environments, summed over all workers."""
@@ -113,7 +113,7 @@ def carry(
         return Carried(config, config, [], notes)
     asked |= {name: fields.get(config, name) for name in BATCH if name in given}  # by the rules they could change
     if overrides:
-        notes.append(_assumed("to be for this batch, and not scaled", overrides))
+        notes.append(_assumed("to be tuned for this batch, so not scaled", overrides))
     # a fresh base has no age to keep
     keywords = options.keywords() | {"staleness": options.staleness and (base.stale or bool(source))}
     scaled, changes = rescale(tuned, *(asked.get(name) for name in BATCH), overrides=overrides, **keywords)
@@ -141,11 +141,11 @@ def divide(
     for name in BATCH[:1] if source else BATCH[:3]:
         if name in given:
             raise ConfigError(
-                f"{name} {fields.get(config, name)} says where the run takes place, and so does divide_batch_by; for "
-                f"the batch that is divided, say tuned_at.{TunedAt.name_of(name)}"
+                f"{name} {fields.get(config, name)} already sets the batch of the run, and so does divide_batch_by; to "
+                f"give the batch that is divided, use tuned_at.{TunedAt.name_of(name)}"
             )
     if keywords.pop("rule") != "paper":
-        raise ConfigError("divide_batch_by goes with the paper's rules; name the new batch by its fields instead")
+        raise ConfigError("divide_batch_by needs the paper's rule; otherwise give the new batch by its fields")
     workers = config.workers if "workers" in given else None
     tuned, notes = _at(config, source), list[str]()
     if source:
@@ -170,7 +170,7 @@ def _followers(config: TrainConfig, given: Collection[str]) -> dict[str, Value]:
 
 def _from_ppo(tuned: TrainConfig, given: Collection[str], notes: list[str]) -> TrainConfig:
     if "policy.center_of_mass" in given:
-        raise ConfigError("policy.center_of_mass follows from PPO's epochs and minibatches; leave it or from_ppo out")
+        raise ConfigError("policy.center_of_mass follows from PPO's epochs and minibatches; omit it or from_ppo")
     ewma = from_ppo(tuned)
     epochs, minibatches = tuned.optimizer.policy_epochs, tuned.optimizer.minibatches
     notes.append(
@@ -183,7 +183,7 @@ def _from_ppo(tuned: TrainConfig, given: Collection[str], notes: list[str]) -> T
 def _assumed(what: str, values: Mapping[str, Value]) -> str:
     numbers = " and ".join(f"{name} {show(value)}" for name, value in values.items())
     return (
-        f"assumed {what}: {numbers}; if tuned at another batch, say which: --tuned-at.num-envs N, "
+        f"assumed {what}: {numbers}; if they were tuned at another batch, give it with --tuned-at.num-envs N, "
         "--tuned-at.rollout-steps T, --tuned-at.minibatches M"
     )
 
@@ -191,7 +191,7 @@ def _assumed(what: str, values: Mapping[str, Value]) -> str:
 def _everything_assumed(base: TrainConfig, tuned: TrainConfig) -> list[str]:
     if all(fields.get(base, name) == fields.get(tuned, name) for name in BATCH):
         return []
-    return [f"assumed to be tuned with {_words(tuned)}: all hyperparameters, also those of the preset or file"]
+    return [f"assumed to be tuned with {_words(tuned)}: all hyperparameters, including those of the preset or file"]
 
 
 def _words(config: TrainConfig) -> str:

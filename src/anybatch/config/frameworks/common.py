@@ -59,10 +59,10 @@ def describe_optimizer(config: TrainConfig) -> str:
 def schedule_notes(config: TrainConfig) -> Iterator[str]:
     """Schedules that none of the frameworks has."""
     if config.optimizer.schedule not in ("constant", "linear"):
-        yield f"optimizer.schedule {config.optimizer.schedule}: set its own schedule there; the step size is constant"
+        yield f"optimizer.schedule {config.optimizer.schedule}: set the framework's schedule; the step size is constant"
     for name in ("clip", "entropy"):
         if (schedule := getattr(config.policy, f"{name}_schedule")) != "constant":
-            yield f"policy.{name}_schedule {schedule}: set its own schedule there; the number is constant"
+            yield f"policy.{name}_schedule {schedule}: set the framework's schedule; the value is constant"
 
 
 def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Iterator[str]:
@@ -81,11 +81,11 @@ def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Ite
         if used and name not in counterparts:
             yield f"optimizer.{name} {getattr(optimizer, name)}: no counterpart; {instead}"
     if config.stale:
-        yield f"rollout.source {config.rollout.source.kind}: no counterpart; it samples and trains in turns"
+        yield f"rollout.source {config.rollout.source.kind}: no counterpart; sampling and training alternate"
     if policy.second_moment is not None:
-        yield f"policy.second_moment {policy.second_moment:g}: no counterpart; no sample is left out"
+        yield f"policy.second_moment {policy.second_moment:g}: no counterpart; no sample is masked"
     if policy.interpolated:
-        yield "policy.interpolated true: no counterpart; the policy is limited around the one that sampled"
+        yield "policy.interpolated true: no counterpart; the limit is around the behaviour policy"
 
 
 def exact_kl(config: TrainConfig) -> Iterator[str]:
@@ -110,9 +110,9 @@ def ppo_notes(
         ewma = policy.proximal == "ewma"
         what = f"policy.center_of_mass {policy.center_of_mass:g}" if ewma else "policy.proximal recent"
         yield (
-            f"{what}: no counterpart; the policy is limited around the one that sampled, so its age follows the "
-            "iteration batch: keep environments times steps as it was where you can, and change only the minibatch "
-            "size and the step size"
+            f"{what}: no counterpart; the limit is around the behaviour policy, whose age follows the iteration "
+            "batch: keep environments times steps constant where you can, and change only the minibatch size and the "
+            "step size"
         )
     if policy.objective == "kl" and clipping:
         yield f"policy.kl_coefficient {policy.kl_coefficient:g}: no counterpart; {clipping} limits the policy instead"
@@ -121,7 +121,7 @@ def ppo_notes(
     if not config.advantage.normalize and always and normalization:
         yield f"advantage.normalize false: no counterpart; {normalization}"
     if optimizer.value_epochs != optimizer.policy_epochs:
-        yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; the value takes policy_epochs too"
+        yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; values use policy_epochs as well"
     if config.aux.enabled:
         yield "aux (the auxiliary phase of PPG): no counterpart"
     if config.reward.normalize:

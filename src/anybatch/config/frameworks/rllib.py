@@ -25,14 +25,14 @@ def _notes(config: TrainConfig) -> Iterator[str]:
     yield from exact_kl(config)
     if is_penalty(config):
         yield (
-            "kl_coeff penalises the KL to the sampling policy and is moved towards kl_target after every iteration; it "
-            "cannot be held"
+            "kl_coeff penalises the KL to the behaviour policy and is adapted to kl_target after every iteration; it "
+            "cannot be held constant"
         )
     optimizer = describe_optimizer(config)
     yield f"{optimizer}: no argument of training(); override the learner's configure_optimizers_for_module"
     yield (
-        "both batch sizes count one learner: with several, divide them by the number of learners; and "
-        "num_env_runners times num_envs_per_env_runner are the environments"
+        "both batch sizes are per learner: with several, divide them by the number of learners; "
+        "num_env_runners times num_envs_per_env_runner is the number of environments"
     )
 
 

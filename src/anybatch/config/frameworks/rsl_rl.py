@@ -43,9 +43,9 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         yield (
             "schedule: if it was adaptive where you tuned, optimizer.step_size is the learning rate that it settled at "
             "(Loss/learning_rate in rsl_rl's log)"
-            + ("; adaptive needs no scaling here, for desired_kl is that to the proximal policy" if ewma else "")
+            + ("; adaptive needs no scaling here, because desired_kl refers to the proximal policy" if ewma else "")
         )
-    yield f"{describe_optimizer(config)}: no argument; rsl_rl passes the learning rate alone"
+    yield f"{describe_optimizer(config)}: no argument; rsl_rl passes only the learning rate"
 
 
 _RUNNER = (

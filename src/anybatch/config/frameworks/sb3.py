@@ -101,7 +101,7 @@ _KNOWN = (
     Row("clip_obs", "observation.clip"),
     Row("clip_range_vf", meaning=NO_VALUE_CLIPPING),
     Row("seed", meaning=SEED),
-    Row("use_sde sde_sample_freq", meaning="not available here, noise is drawn anew in every step"),
+    Row("use_sde sde_sample_freq", meaning="not available here, noise is drawn independently in every step"),
     Row("stats_window_size", meaning="always 100 episodes here"),
     Row("verbose", meaning="the argument quiet of train, not a field of the configuration"),
 )

@@ -47,7 +47,7 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         yield "policy.proximal recent: call SoftUpdate(loss_module, eps=0.0).step() before each iteration"
     if config.advantage.normalize:
         steps.append(
-            "normalizer.update(*moments(advantage)) and advantage = normalizer(advantage) once an iteration "
+            "normalizer.update(*moments(advantage)) and advantage = normalizer(advantage) once per iteration "
             "(anybatch.distributed.moments)"
         )
     if optimizer.max_grad_norm is not None:
@@ -56,8 +56,10 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         steps.append("a torch.optim.lr_scheduler.LinearLR to 0")
     if has_ewma(config):
         steps.append("average.step() after each gradient step")
-    epochs = f"{optimizer.policy_epochs} pass{'es' if optimizer.policy_epochs > 1 else ''} over the buffer an iteration"
-    yield f"your loop has {'; '.join([epochs, *steps])}"
+    epochs = (
+        f"{optimizer.policy_epochs} pass{'es' if optimizer.policy_epochs > 1 else ''} over the buffer per iteration"
+    )
+    yield f"your loop needs {'; '.join([epochs, *steps])}"
 
 
 _CALLS = {

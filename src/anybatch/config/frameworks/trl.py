@@ -30,24 +30,25 @@ def _notes(config: TrainConfig) -> Iterator[str]:
     if _reference(config):
         yield (
             "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
-            "KL is the opposite one, KL[theta, reference]; epsilon is too large to clip"
+            "KL is in the opposite direction, KL[theta, reference]; epsilon is too large to clip"
         )
     elif policy.proximal == "ewma":
         yield (
             f"policy.center_of_mass: pass center_of_mass={policy.center_of_mass:.7g} to "
-            "anybatch.integrations.trl.DecoupledGRPOTrainer; in TRL's own, epsilon clips around the sampling policy"
+            "anybatch.integrations.trl.DecoupledGRPOTrainer; in TRL's own trainer, epsilon clips around the behaviour "
+            "policy"
         )
     elif policy.proximal == "recent":
-        yield "policy.proximal recent: no counterpart; epsilon clips around the sampling policy"
+        yield "policy.proximal recent: no counterpart; epsilon clips around the behaviour policy"
     elif policy.objective == "kl":
         yield (
-            f"policy.kl_coefficient {policy.kl_coefficient:g} to the sampling policy: no counterpart; beta is for the "
-            "KL to a reference model; epsilon limits the policy in its place"
+            f"policy.kl_coefficient {policy.kl_coefficient:g} to the behaviour policy: no counterpart; beta is for the "
+            "KL to a reference model; epsilon limits the policy instead"
         )
     yield (
         "per_device_train_batch_size x gradient_accumulation_steps x devices is the optimisation batch, and "
-        "per_device_train_batch_size x steps_per_generation x devices the iteration batch; both count completions, so "
-        "divide your values by the same factor instead of copying a number"
+        "per_device_train_batch_size x steps_per_generation x devices is the iteration batch; both count completions, "
+        "so divide your values by the same factor instead of copying values"
     )
     yield (
         "env.num_envs, rollout.steps, observation.normalize, reward.normalize, GAE, the value function and the "
@@ -56,7 +57,7 @@ def _notes(config: TrainConfig) -> Iterator[str]:
     if config.advantage.normalize:
         yield (
             f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
-            'scale_rewards="none"; TRL\'s own normalises rewards in a group or a batch'
+            'scale_rewards="none"; TRL\'s own trainer normalises rewards in a group or a batch'
         )
     if policy.entropy_coefficient:
         yield f"policy.entropy_coefficient {policy.entropy_coefficient:g}: no counterpart"

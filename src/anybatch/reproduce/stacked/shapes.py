@@ -80,12 +80,14 @@ def _check_stackable(config: TrainConfig) -> None:
     if config.policy.second_moment is not None and config.optimization_batch > (config.micro_batch or CPU_MICRO_BATCH):
         raise not_stackable(
             f"policy.second_moment is {config.policy.second_moment} with {config.optimization_batch:g} samples a "
-            "minibatch, of which a single run masks each micro_batch by itself"
+            "minibatch, of which a single run masks each micro_batch separately"
         )
     if config.model.recurrent != "none":
         raise not_stackable(f"model.recurrent is {config.model.recurrent}, but stacked runs need none")
     if config.eval.every is not None:
-        raise not_stackable(f"eval.every is {config.eval.every}, but stacked runs take evaluations instead")
+        raise not_stackable(
+            f"eval.every is {config.eval.every}, but stacked runs need the argument evaluations instead"
+        )
     if config.env.info_keys:
         raise not_stackable(f"env.info_keys is {config.env.info_keys}, but stacked runs do not read info")
     if config.model.architecture == "shared" and optimizer.policy_epochs != optimizer.value_epochs:

@@ -104,7 +104,7 @@ def _run(
         env = make(config.env, len(seeds) * config.env.num_envs, _stream_seeds(seeds, "env"))
         stack.callback(env.close)
         if isinstance(env, TensorVectorEnv):
-            raise not_stackable(f"env.id is {config.env.id}, which gives tensors")
+            raise not_stackable(f"env.id is {config.env.id}, which is a tensor environment")
         keep_freed_memory()
         learner = _learner(config, configs, seeds, env, statistics)
         bootstrap = config.env.bootstrap_truncated
