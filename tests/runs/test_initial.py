@@ -186,7 +186,7 @@ def test_the_auxiliary_phase_s_optimiser_is_taken_over(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"env.id": "gym:CartPole-v1"}, "the policy was trained with the observation space"),
-        ({"model.options": {"width": 16, "depth": 1}}, r"networks are others: .* is \(8, 3\) there and \(16, 3\) here"),
+        ({"model.options": {"width": 16, "depth": 1}}, r"its networks differ: .* is \(8, 3\) there and \(16, 3\) here"),
         ({"observation.normalize": False}, "observation_normalizer.count is .* there and missing here"),
         ({"aux.enabled": True, "aux.policy_iterations": 1, "aux.minibatches": 1}, "auxiliary_value"),
     ],
