@@ -119,7 +119,10 @@ def test_the_start_is_recorded(large: Path, tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     command = ["train", str(file), "--quiet", "--out", str(tmp_path / "again")]
     assert main(command) == 0
-    assert f"began from {large}, but this run begins from scratch: --init-from {large}" in capsys.readouterr().err
+    assert (
+        f"began from {large}, but this run begins from scratch; to repeat that run, add --init-from {large}"
+        in capsys.readouterr().err
+    )
     assert began_from(tmp_path / "again") is None
     assert main([*command[:-1], str(tmp_path / "repeated"), "--init-from", str(large)]) == 0
     assert "begins from scratch" not in capsys.readouterr().err
