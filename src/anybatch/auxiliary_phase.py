@@ -244,7 +244,7 @@ class AuxiliaryPhase:
         if self._steps:
             self._begin_policy_phase()
         self._has_old_params = False
-        return ["the data of the unfinished policy phase was not saved, so a new policy phase begins"]
+        return ["the data of the unfinished policy phase is not available, so a new policy phase begins"]
 
     def merge(self, workers: Sequence[State]) -> State:
         """State over the environments of all workers."""

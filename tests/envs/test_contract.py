@@ -147,8 +147,8 @@ class TestIntegersOutsideTheirSpace:
     @pytest.mark.parametrize(
         ("space", "good", "bad", "message"),
         [
-            (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [7, 300], r"is 300 at \[1\], where .* allows 0 to 255"),
-            (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [-1, 7], r"is -1 at \[0\], where .* allows 0 to 255"),
+            (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [7, 300], r"is 300 at \[1\], but .* allows 0 to 255"),
+            (spaces.Box(0, 255, (2,), np.uint8), [0, 255], [-1, 7], r"is -1 at \[0\], but .* allows 0 to 255"),
             (spaces.Box(0, 9, (2,), np.uint8), [0, 9], np.array([0, 10], np.uint8), r"is 10 at \[1\], .* 0 to 9"),
             (spaces.Box(-5, 5, (), np.int64), -5, np.int64(6), r"is 6, but its space allows -5 to 5"),
             (spaces.Discrete(3), 2, 5, r"is 5, but its space allows 0 to 2"),

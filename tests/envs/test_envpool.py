@@ -101,7 +101,7 @@ class TestProcgen:
 
     @pytest.mark.parametrize("value", ["many", 1.5, float("inf")])
     def test_bad_option_type(self, value: Any) -> None:
-        with pytest.raises(ConfigError, match=rf"env.options.num_levels is '?{value}'?, .*takes a int"):
+        with pytest.raises(ConfigError, match=rf"env.options.num_levels is '?{value}'?, .*needs the type int"):
             make(config("procgen:coinrun", num_levels=value), 1, 0)
 
     def test_a_whole_float_is_an_integer(self) -> None:

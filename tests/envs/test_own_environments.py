@@ -98,7 +98,7 @@ def test_the_auxiliary_phase_sees_the_entries_that_the_policy_phase_saw(
     [
         ("observation_space", spaces.Box(-1, 1, (0,)), r"shape \(0,\): leave out empty entries"),
         ("observation_space", spaces.Dict(a=BOX, b=spaces.Box(-1, 1, (0, 3))), r"entry 'b' of the shape \(0, 3\)"),
-        ("action_space", spaces.Box(-1, 1, (0,)), "nothing to choose"),
+        ("action_space", spaces.Box(-1, 1, (0,)), "no action to choose"),
     ],
 )
 def test_sizes_of_0_are_refused(attribute: str, space: Any, sentence: str) -> None:
@@ -486,5 +486,5 @@ def test_flags_are_tensors(results: Any, sentence: str) -> None:
 
 
 def test_masks_in_info_are_not_read() -> None:
-    with pytest.raises(ConfigError, match=r"env.action_mask is info, but .* gives tensors"):
+    with pytest.raises(ConfigError, match=r"env.action_mask is info, but .* is a tensor environment"):
         make(EnvConfig(environment_id(Tensors), action_mask="info"), 2, 0)

@@ -156,7 +156,7 @@ def test_main_is_another_program_everywhere(tmp_path: Path) -> None:
         subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout for _ in range(2)
     )
     assert first != second  # else a program would take its own class for that of another one
-    with pytest.raises(ConfigError, match="__main__ is another program"):
+    with pytest.raises(ConfigError, match="__main__ means a different program"):
         find_environment("__main__:Env")
 
 

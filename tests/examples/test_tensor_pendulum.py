@@ -70,7 +70,7 @@ def test_a_resumed_run_is_bitwise_that_of_one_that_never_stopped(tmp_path: Path)
 def test_an_object_is_trained_on_and_evaluated(tmp_path: Path) -> None:
     """As a simulator of which a process has only one."""
     env = Pendulums(32, final_observations=False)
-    with pytest.warns(UserWarning, match="the value after a time limit is taken to be that before it"):
+    with pytest.warns(UserWarning, match="the value after a time limit is that before it"):
         train(config(env, num_envs=32, rollout_steps=256, total_env_steps=2 * 32 * 256), tmp_path, seed=1, quiet=True)
     policy = load_policy(tmp_path, device="cpu", env=env)  # type: ignore[arg-type]
     assert len(evaluate(policy, episodes=10).returns) == 10

@@ -199,7 +199,7 @@ def test_too_large_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(segments, "IN_CHECKPOINT", 10)
     store = store_of("ram", tmp_path)
     fill(store, 2)
-    assert "collect again" in store.describe()
+    assert "collect them again" in store.describe()
     state = store.state_dict(old_params=False)
     assert "arrays" not in state
     assert not store_of("ram", tmp_path).load_state_dict(state)

@@ -313,7 +313,7 @@ def test_tables_that_do_not_fit_together_are_one_sentence(tmp_path: Path) -> Non
     table = read_results(folder.table("invariance"))
     key = next(iter(table.curves))
     write_results(folder.table("invariance"), Results({**table.curves, ("mystery", *key[1:]): table[key]}))
-    with pytest.raises(AnybatchError, match=r"do not fit invariance .*mystery.*run it again"):
+    with pytest.raises(AnybatchError, match=r"do not match invariance .*mystery.*run it again"):
         draw_figure(LAPTOP, FIGURES["invariance"], folder)
     fewer = {
         key: replace(x, seeds=x.seeds[1:], values=x.values[1:], diverged=x.diverged[1:])

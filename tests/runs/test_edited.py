@@ -46,10 +46,10 @@ def rewrite(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 @pytest.mark.parametrize(
     ("section", "name", "value", "sentence"),
     [
-        (None, "seed", 7, "seed was 0 and is 7"),
-        ("optimizer", "adam_eps", 0.1, "optimizer.adam_eps was 1e-08 and is 0.1"),
-        ("env", "id", "gym:CartPole-v0", "env.id was 'gym:CartPole-v1' and is 'gym:CartPole-v0'"),
-        (None, "total_env_steps", 24, "total_env_steps was 16 and is 24"),
+        (None, "seed", 7, "seed was 0 and is now 7"),
+        ("optimizer", "adam_eps", 0.1, "optimizer.adam_eps was 1e-08 and is now 0.1"),
+        ("env", "id", "gym:CartPole-v0", "env.id was 'gym:CartPole-v1' and is now 'gym:CartPole-v0'"),
+        (None, "total_env_steps", 24, "total_env_steps was 16 and is now 24"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*out of date")

@@ -554,7 +554,7 @@ def test_a_wrapped_factory_is_not_taken_for_the_class(tmp_path: Path, capsys: py
         resume(run, total_env_steps=32, quiet=True)
     capsys.readouterr()
     assert resume(run, env=five, total_env_steps=32, quiet=True).env_steps == 32
-    assert f"and is {environment_id(five)!r} from here on" in capsys.readouterr().err
+    assert f"and is {environment_id(five)!r} from now on" in capsys.readouterr().err
     assert read_config(run)[0].env.id == environment_id(five) and read_config(run)[0].env.options == {"size": 3}
     assert resume(run, total_env_steps=48, quiet=True).env_steps == 48
 
@@ -632,7 +632,7 @@ def test_a_video_of_an_environment_that_is_passed_in(tmp_path: Path) -> None:
         (gymnasium.error.DependencyNotInstalled("no pygame"), "Drawing cannot be rendered: no pygame"),
         (SystemExit(0), "render of .*Drawing raised SystemExit: 0"),
         (ValueError("wrong"), "render of .*Drawing raised ValueError: wrong"),
-        (np.zeros((0, 4, 3), np.uint8), r"render of .*Drawing returned an array \(0, 4, 3\)"),
+        (np.zeros((0, 4, 3), np.uint8), r"render of .*Drawing returned an array of shape \(0, 4, 3\)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*Received the following error")

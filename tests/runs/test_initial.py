@@ -119,7 +119,10 @@ def test_the_start_is_recorded(large: Path, tmp_path: Path, capsys: pytest.Captu
     capsys.readouterr()
     command = ["train", str(file), "--quiet", "--out", str(tmp_path / "again")]
     assert main(command) == 0
-    assert f"began from {large}, but this run begins from scratch: --init-from {large}" in capsys.readouterr().err
+    assert (
+        f"began from {large}, but this run begins from scratch; to repeat that run, add --init-from {large}"
+        in capsys.readouterr().err
+    )
     assert began_from(tmp_path / "again") is None
     assert main([*command[:-1], str(tmp_path / "repeated"), "--init-from", str(large)]) == 0
     assert "begins from scratch" not in capsys.readouterr().err
@@ -186,7 +189,7 @@ def test_the_auxiliary_phase_s_optimiser_is_taken_over(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"env.id": "gym:CartPole-v1"}, "the policy was trained with the observation space"),
-        ({"model.options": {"width": 16, "depth": 1}}, r"networks are others: .* is \(8, 3\) there and \(16, 3\) here"),
+        ({"model.options": {"width": 16, "depth": 1}}, r"its networks differ: .* is \(8, 3\) there and \(16, 3\) here"),
         ({"observation.normalize": False}, "observation_normalizer.count is .* there and missing here"),
         ({"aux.enabled": True, "aux.policy_iterations": 1, "aux.minibatches": 1}, "auxiliary_value"),
     ],

@@ -449,7 +449,7 @@ def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
         ("a: 1", "no entry anybatch"),
     ):
         (tmp_path / "config.yaml").write_text(text)
-        with pytest.raises(CheckpointError, match=f"damaged: it (holds|has) {words}"):
+        with pytest.raises(CheckpointError, match=f"damaged: it (contains|has) {words}"):
             resume(tmp_path, quiet=True)
 
 

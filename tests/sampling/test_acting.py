@@ -257,9 +257,9 @@ def features(shape: tuple[int, ...], dtype: Any) -> Any:
     ("in_numpy_of_it", "message"),
     [
         (features((4, 5), np.float32), r"gave float32 \(4, 5\), but must give a float32 array \(4, 64\)"),
-        (features((64,), np.float32), r"gave float32 \(64,\), where"),
-        (features((4, 64), np.float64), r"gave float64 \(4, 64\), where"),
-        (lambda self: lambda observation: torch.zeros(4, 64), r"gave Tensor, where"),
+        (features((64,), np.float32), r"gave float32 \(64,\), but must"),
+        (features((4, 64), np.float64), r"gave float64 \(4, 64\), but must"),
+        (lambda self: lambda observation: torch.zeros(4, 64), r"gave Tensor, but must"),
         (lambda self: lambda observation: np.full((4, 64), np.nan, np.float32), "differs from its forward"),
         (lambda self: 5, "must be a method without arguments that returns a function"),
         (lambda self, observation: observation, "must be a method without arguments that returns a function"),

@@ -161,6 +161,6 @@ def test_a_memory_is_of_as_many_environments_as_it_began_with() -> None:
     assert not torch.allclose(first, second)
     torch.testing.assert_close(third[0], first[0])
     assert not torch.allclose(third[1], first[1]) and torch.equal(fourth, first)
-    with pytest.raises(ConfigError, match="the memory is of 2 environments, and 3 observations were given"):
+    with pytest.raises(ConfigError, match="the memory is of 2 environments, but 3 observations were given"):
         memory.params(policy, torch.randn(3, 3))
     parts.env.close()

@@ -24,8 +24,7 @@ def main(
 
     A file is YAML with these entries, all optional except base:
     - base: a preset, or the path of a config.yaml
-    - set: values by field
-    - variants: names, each with values by field
+    - set: values by field; variants: names, each with values by field
     - vary: lists of values by field, or divide_batch_by, in all combinations
     - seeds: a number of seeds, or a list
     - tuned_at: batch of the tuning, such as {num_envs: 256}

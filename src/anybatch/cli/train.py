@@ -108,8 +108,8 @@ def main(arguments: list[str]) -> int:
     start = recorded.get("init_from")
     if start is not None and parsed.init_from is None and launcher_rank() == 0:
         print(
-            f"{preset} is of a run that began from {start}, but this run begins from scratch: --init-from "
-            f"{shlex.quote(str(start))} repeats that run",
+            f"{preset} belongs to a run that began from {start}, but this run begins from scratch; to repeat that "
+            f"run, add --init-from {shlex.quote(str(start))}",
             file=sys.stderr,
         )
     keywords: dict[str, Any] = {"quiet": parsed.quiet, "changes": changes, "init_from": parsed.init_from}

@@ -103,7 +103,7 @@ class SegmentStore:
     def append(self, observation: Observation, value_target: Tensor) -> None:
         """Add a segment: observations (N, T, ...) and value targets (N, T)."""
         if self.full:
-            raise RuntimeError("the phase is complete; clear() comes before the next segment")
+            raise RuntimeError("the phase is complete; call clear() before the next segment")
         start = self.samples
         self._number.write(self.count, torch.zeros(1, dtype=torch.int64))  # until the segment is complete
         for name, tensor in {**self.layout.entries(observation), "value_target": value_target}.items():

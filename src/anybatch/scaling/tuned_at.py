@@ -196,6 +196,10 @@ def _everything_assumed(base: TrainConfig, tuned: TrainConfig) -> list[str]:
 
 def _words(config: TrainConfig) -> str:
     return (
-        f"{config.env.num_envs} environments, {config.rollout.steps} steps and {config.optimizer.minibatches} "
-        "minibatches"
+        f"{_count(config.env.num_envs, 'environment')}, {_count(config.rollout.steps, 'step')} and "
+        f"{_count(config.optimizer.minibatches, 'minibatch', 'es')}"
     )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{plural * (number != 1)}"

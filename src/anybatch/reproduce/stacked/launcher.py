@@ -81,7 +81,9 @@ def launch(
     if evaluations is not None and launcher == "single":
         raise ConfigError("evaluations need launcher vectorized; a single run has eval.every")
     if launcher == "single" and len({config.precision for config in configs}) > 1:
-        raise ConfigError("the precision is not part of a result's name: launch runs of another one in another folder")
+        raise ConfigError(
+            "the precision is not part of a result's name: launch runs with another precision in another folder"
+        )
     folder = Path(folder)
     paths = [result_path(folder, *run, evaluations) for run in zip(configs, seeds, strict=True)]
     runs = dict(zip(paths, zip(configs, seeds, strict=True), strict=True))
