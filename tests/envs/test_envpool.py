@@ -85,7 +85,6 @@ class TestProcgen:
                 r"modes of maze are easy, hard, memory, exploration; did you mean 'procgen:maze-memory'",
             ),
             ("envpool:CartPol-v1", r"did you mean .*envpool:CartPole-v1"),
-            ("envpool:MazeMemory-v0", r"but this environment is called 'procgen:maze-memory' here$"),
             ("envpool:MazeMemor-v0", r"^(?!.*MazeMemory)"),
             ("MazeMemory-v0", r"did you mean 'procgen:maze-memory'"),
         ],
@@ -103,6 +102,10 @@ class TestProcgen:
     def test_bad_option_type(self, value: Any) -> None:
         with pytest.raises(ConfigError, match=rf"env.options.num_levels is '?{value}'?, .*needs the type int"):
             make(config("procgen:coinrun", num_levels=value), 1, 0)
+
+    def test_procgen_by_the_ids_of_envpool_does_not_bootstrap_either(self) -> None:
+        found = [make(config(name), 1, 0) for name in ("envpool:MazeMemory-v0", "envpool:CartPole-v1")]
+        assert [env.bootstrap_truncated for env in found] == [False, True]
 
     def test_a_whole_float_is_an_integer(self) -> None:
         spec = make_spec("CoinrunHard-v0", "coinrun")

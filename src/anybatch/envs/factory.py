@@ -174,8 +174,6 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
     from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 
     env_id = f"envpool:{name}"
-    if _pool_id(name) != env_id:  # it would lack Procgen's defaults and unseen levels
-        raise ConfigError(f"env.id is {env_id!r}, but this environment is called {_pool_id(name)!r} here")
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
     return EnvPoolVectorEnv(
         name,
@@ -184,6 +182,7 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
         options=options,
         threads=config.threads,
         rendering=rendering,
+        bootstrap_truncated=_pool_id(name) == env_id,  # else it is one of Procgen's
         action_mask=config.action_mask,
     )
 
