@@ -15,7 +15,7 @@ from anybatch.envs.base import derive_seeds
 from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
 from anybatch.envs.factory import make
 from anybatch.envs.factory import spaces as spaces_of
-from anybatch.envs.procgen import GAMES, NORMALIZATION, list_procgen, normalized_return
+from anybatch.envs.procgen import GAMES, NORMALIZATION, list_procgen, normalized_return, require_qt
 from anybatch.errors import ConfigError, EnvError
 
 pytest.importorskip("envpool")
@@ -108,6 +108,7 @@ class TestProcgen:
         assert [env.bootstrap_truncated for env in found] == [False, True]
 
     def test_a_whole_float_is_an_integer(self) -> None:
+        require_qt()
         spec = make_spec("CoinrunHard-v0", "coinrun")
         checked = check_options({"num_levels": 1e3}, spec, "coinrun", reserved=frozenset())
         assert checked == {"num_levels": 1000} and type(checked["num_levels"]) is int

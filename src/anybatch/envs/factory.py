@@ -172,8 +172,12 @@ def _envpool_ids() -> list[str]:
 
 def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
     from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
+    from anybatch.envs.procgen import require_qt
 
     env_id = f"envpool:{name}"
+    is_procgen = _pool_id(name) != env_id
+    if is_procgen:
+        require_qt()
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())
     return EnvPoolVectorEnv(
         name,
@@ -182,7 +186,7 @@ def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering:
         options=options,
         threads=config.threads,
         rendering=rendering,
-        bootstrap_truncated=_pool_id(name) == env_id,  # else it is one of Procgen's
+        bootstrap_truncated=not is_procgen,
         action_mask=config.action_mask,
     )
 
