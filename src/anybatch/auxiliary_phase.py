@@ -182,7 +182,7 @@ class AuxiliaryPhase:
         """The last step can break weights although every loss, computed before its step, was finite."""
         agent = self._learner.agent
         if not bool(finite_weights(agent, run_axis=isinstance(self._shuffle, RunGenerators)).any()):
-            raise DivergenceError("weights overflowed in the auxiliary phase; lower aux.step_size")
+            raise DivergenceError("weights are not finite after a step of the auxiliary phase; lower aux.step_size")
 
     def _end(self) -> None:
         self._check_weights()

@@ -317,6 +317,6 @@ def _check_finite(statistics: Mapping[str, Any], agent: Agent, run_axis: bool) -
         return
     broken = [f"{name} was {x}" for name, x in losses.items() if not (run_axis or math.isfinite(x))]
     raise DivergenceError(
-        f"training has diverged ({', '.join(broken) or 'weights overflowed'}): lower optimizer.step_size; "
-        "the newest checkpoint predates this"
+        f"training has diverged, and a loss or weight is not finite ({', '.join(broken) or 'weights overflowed'}): "
+        "lower optimizer.step_size; the newest checkpoint predates this"
     )

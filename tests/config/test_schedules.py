@@ -86,7 +86,7 @@ def test_features_between_the_first_fractions_are_found(function: Callable[[floa
 
 @pytest.mark.parametrize("function", [lambda x: 1 + math.sin(6283 * x), lambda x: hash(x) % 1000])
 def test_a_function_that_takes_too_many_points_is_refused(function: Callable[[float], float]) -> None:
-    with pytest.raises(ConfigError, match=r"policy.clip_schedule is a function that 4,096 points .* cannot follow"):
+    with pytest.raises(ConfigError, match=r"policy.clip_schedule is a function that 4,096 .* cannot approximate"):
         ppo(clip_schedule=function)
 
 

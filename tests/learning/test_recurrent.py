@@ -115,7 +115,7 @@ def test_every_proximal_policy_unrolls_from_the_stored_state(changes: dict[str, 
 def test_what_is_refused() -> None:
     cases: list[tuple[TrainConfig, str]] = [
         (config(ppg, value_epochs=1, policy_epochs=1), "PPG trains on observations without their history"),
-        (config(ppo, **{"optimizer.shuffle": "samples"}), "tears trajectories apart"),
+        (config(ppo, **{"optimizer.shuffle": "samples"}), "splits trajectories"),
         (config(compile=True), "would unroll every step"),
         (config(**{"model.recurrent_width": 0}), "model.recurrent_width is 0, but must be an integer of at least 1"),
     ]

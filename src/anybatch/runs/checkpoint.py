@@ -86,7 +86,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
     except Exception as error:  # the unpickler raises nearly anything for bytes that torch.save did not write
-        raise CheckpointError(f"{path} does not contain an anybatch checkpoint") from error
+        raise CheckpointError(f"the content of {path} is not a checkpoint of anybatch") from error
     return state
 
 

@@ -70,8 +70,7 @@ def launch(
 
     Raises:
         ConfigError: a run makes no sense, or cannot be stacked.
-        EnvError: an environment cannot be made, or failed.
-        AnybatchError: a process was killed.
+        EnvError: an environment cannot be made, or failed; AnybatchError: a process was killed.
         Interrupted: a single run was stopped, by a signal; it leaves no result.
     """
     if len(configs) != len(seeds):
