@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,13 +15,13 @@ import yaml
 
 from anybatch.cli.configured import parse
 from anybatch.cli.main import main
-from anybatch.cli.train import Arguments, _new_folder
+from anybatch.cli.train import Arguments, _new_folder, finish
 from anybatch.errors import ConfigError
 from anybatch.presets import ppo
 from anybatch.runs.checkpoint import checkpoints, load_newest
 from anybatch.runs.progress import read_progress
 from anybatch.runs.run import read_config
-from anybatch.training import resume
+from anybatch.training import TrainResult, resume
 
 CARTPOLE = [
     *("--env.id", "gym:CartPole-v1", "--env.num-envs", "4", "--rollout.steps", "16", "--optimizer.minibatches", "4"),
@@ -275,3 +276,16 @@ def test_a_report_in_a_folder(tmp_path: Path) -> None:
     assert main(["train", "ppo-ewma", *CARTPOLE, "--out", str(run)]) == 0
     assert main(["report", str(run), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_run_folder_in_place_of_its_file_is_recognised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("env: {id: 'gym:CartPole-v1'}")
+    assert main(["train", str(tmp_path)]) == 2
+    assert f"did you mean {tmp_path / 'config.yaml'}?" in capsys.readouterr().err
+    assert main(["grid"]) == 2
+    assert "anybatch grid needs a file" in capsys.readouterr().err
+
+
+def test_without_an_end_of_an_episode_there_is_no_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert finish(TrainResult(Path("run"), 8, math.nan, interrupted=False)) == 0
+    assert capsys.readouterr().out.startswith("done: 8 steps; no episode ended\n")

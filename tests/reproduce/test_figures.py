@@ -6,14 +6,17 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from anybatch.cli.main import main
+from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
-from anybatch.errors import AnybatchError, ConfigError
+from anybatch.errors import AnybatchError, ConfigError, DivergenceError
 from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
+from anybatch.reproduce import run
 from anybatch.reproduce.claims import _betas_claims
 from anybatch.reproduce.estimate import estimate, kept_bytes, relative_cost
 from anybatch.reproduce.figures.advantage_std import oscillation
@@ -326,6 +329,26 @@ def test_tables_that_do_not_fit_together_are_one_sentence(tmp_path: Path) -> Non
     write_results(folder.table("invariance"), Results(small))
     with pytest.raises(AnybatchError, match="run both figures with the same --seeds"):
         draw_figure(LAPTOP, FIGURES["tests"], folder)
+
+
+def test_a_diverged_run_of_a_grid_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = cut(SUITES["procgen", "smoke"](), ("coinrun",), seeds=1, steps=None)
+    figure, folder, trained = FIGURES["linear-step"], ResultsFolder(tmp_path), []
+
+    def diverge(config: TrainConfig, path: Path, seed: int, **_: Any) -> None:
+        trained.append(path)
+        path.mkdir(parents=True)
+        raise DivergenceError("a loss is not finite; lower optimizer.step_size")
+
+    monkeypatch.setattr(run, "train_or_resume", diverge)
+    (group, seed), *_ = required_runs(suite, [figure])
+    with pytest.raises(AnybatchError, match="is missing; run the figure first"):
+        run.collect_curves(suite, figure, folder)
+    for _ in range(2):  # the second call trains nothing
+        assert run.train_all(suite, [figure], folder, launcher="here") == 0
+    assert len(trained) == len(set(trained)) == len(required_runs(suite, [figure]))
+    assert run.is_done(suite, group, seed, folder)
+    assert all(curve.diverged == (True,) for curve in run.collect_curves(suite, figure, folder).curves.values())
 
 
 def test_few_seeds_support_no_claim_of_no_difference() -> None:

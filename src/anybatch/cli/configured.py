@@ -18,6 +18,7 @@ from anybatch.config.io import read_config_file
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, did_you_mean
 from anybatch.presets import PRESETS
+from anybatch.runs.files import CONFIG
 from anybatch.system.launcher import launcher_rank
 
 T = TypeVar("T")
@@ -112,7 +113,8 @@ def _load(preset: str) -> TrainConfig:
     if preset in PRESETS:
         return PRESETS[preset]()
     if Path(preset).suffix not in (".yaml", ".yml"):
-        hint = did_you_mean(preset.lower().replace("_", "-"), PRESETS)
+        file = Path(preset).expanduser() / CONFIG
+        hint = f"; did you mean {file}?" if file.is_file() else did_you_mean(preset.lower().replace("_", "-"), PRESETS)
         raise ConfigError(f"preset is {preset!r}, but must be {PRESET}{hint}")
     return read_config_file(Path(preset))
 

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from anybatch.errors import ConfigError
+
 
 def main(
     files: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE...", help_behavior_hint="")],
@@ -45,6 +47,8 @@ def main(
     from anybatch.grid.runner import run_grid
     from anybatch.presets import PRESETS
 
+    if not files:
+        raise ConfigError("anybatch grid needs a file that lists the runs")
     jobs = [job for path in files for job in read_grid(path, PRESETS, trust_code=trust_code)]
     for path in files:
         check_environment(path, PRESETS)

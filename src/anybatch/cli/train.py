@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shlex
 import sys
@@ -175,7 +176,8 @@ def finish(result: TrainResult) -> int:
         return INTERRUPTED
     steps = f"{result.env_steps:,} steps"
     ended = f"done: {steps}" if result.stopped is None else f"ended after {steps}: {result.stopped}"
-    print(f"{ended}; mean return of the last 100 episodes: {result.mean_episode_return:.2f}")
+    mean = f"mean return of the last 100 episodes: {result.mean_episode_return:.2f}"
+    print(f"{ended}; {'no episode ended' if math.isnan(result.mean_episode_return) else mean}")
     print(f"wrote {result.run_dir}")
     return DONE
 

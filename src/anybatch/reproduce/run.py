@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,11 @@ from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds, required_runs
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
+from anybatch.system.atomic_files import write_text
 from anybatch.system.signals import INTERRUPTED
+
+_DIVERGED = "diverged.txt"
+"""File in the run folder of a run that has diverged, which is its result: the error."""
 
 Launcher = Literal["local", "ray", "print", "here"]
 """Launchers of :func:`anybatch.grid.runner.run_grid`, or one run after another in this process."""
@@ -67,23 +70,31 @@ def train_all(
                 )
         return 0
     jobs = [Job(group.config, seed, f"{group.variant} {group.task} {group.x}") for group, seed in required]
+    jobs = [job for job in jobs if not _has_diverged(folder.runs / job.folder_name)]
     if not jobs:
         return 0
     if launcher == "here":
         return _train_here(jobs, folder, on_done)
     result = run_grid(jobs, folder.runs, launcher=launcher, processes=processes)
-    # a run that diverged is a result, too
-    ended = all(o.status == "done" or (o.status == "failed" and "not finite" in o.error) for o in result.outcomes)
-    return 0 if ended else 1 if launcher == "print" else result.exit_code
+    if launcher == "print":
+        return 1
+    unfinished = [outcome for outcome in result.outcomes if outcome.status != "done"]
+    diverged = [x for x in unfinished if "not finite" in x.error and "step_size" in x.error]
+    for outcome in diverged:
+        write_text(outcome.folder / _DIVERGED, f"{outcome.error}\n")
+    return 0 if len(diverged) == len(unfinished) else result.exit_code
 
 
 def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[int, int], None]) -> int:
     """Train one run after another; returns the exit code."""
     for done, job in enumerate(jobs):
         on_done(done, len(jobs))
-        with contextlib.suppress(DivergenceError):  # the curve ends there
-            if train_or_resume(job.config, folder.runs / job.folder_name, job.seed, quiet=True).interrupted:
+        path = folder.runs / job.folder_name
+        try:
+            if train_or_resume(job.config, path, job.seed, quiet=True).interrupted:
                 return INTERRUPTED
+        except DivergenceError as error:  # the curve ends there
+            write_text(path / _DIVERGED, f"{error}\n")
     on_done(len(jobs), len(jobs))
     return 0
 
@@ -91,7 +102,11 @@ def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[i
 def is_done(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> bool:
     """Whether a run has its result."""
     path = _run_path(suite, group, seed, folder)
-    return path.exists() if suite.stacked else finished(path, group.config)
+    return path.exists() if suite.stacked else finished(path, group.config) or _has_diverged(path)
+
+
+def _has_diverged(path: Path) -> bool:
+    return (path / _DIVERGED).exists()
 
 
 def _run_path(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> Path:
@@ -106,15 +121,13 @@ def _run_path(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -
 def _run_columns(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> tuple[dict[str, Array], bool]:
     """Columns of a run's progress, and whether it diverged."""
     path = _run_path(suite, group, seed, folder)
+    if not is_done(suite, group, seed, folder):
+        raise AnybatchError(f"a run of {group.variant} on {group.task} at {group.x} is missing; run the figure first")
     if suite.stacked:
-        if not path.exists():
-            raise AnybatchError(
-                f"a run of {group.variant} on {group.task} at {group.x} is missing; run the figure first"
-            )
         result = read_result(path)
         return result.columns, result.diverged
     table = read_progress(path / PROGRESS) if (path / PROGRESS).exists() else {}
-    return {name: np.array(values) for name, values in table.items()}, not finished(path, group.config)
+    return {name: np.array(values) for name, values in table.items()}, _has_diverged(path)
 
 
 def collect_curves(suite: Suite, figure: Figure, folder: ResultsFolder) -> Results:
