@@ -34,14 +34,10 @@ def without_effect(config: TrainConfig, names: Iterable[str]) -> list[str]:
     if not config.policy.interpolated:
         needs.append(("policy.proximal", lambda x: x == "ewma", ("policy.center_of_mass",)))
     return [
-        f"{name} has no effect, because {control} is {_word(fields.get(config, control))}"
+        f"{name} has no effect, because {control} is {fields.word(fields.get(config, control))}"
         for name in names
         for control, effective, affected in needs
         if name != control
         and any(name == x or (x.endswith(".") and name.startswith(x)) for x in affected)
         and not effective(fields.get(config, control))
     ]
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -41,6 +41,13 @@ def replace(config: T, name: str, value: Any) -> T:
     return dataclasses.replace(config, **{head: inner})  # type: ignore[type-var]
 
 
+def word(value: Any) -> str:
+    """A value as sentences name it: true, none, 0.3, and pairs as ``width 64 depth 2``."""
+    if isinstance(value, dict):
+        return " ".join(f"{name} {x}" for name, x in value.items())
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 @functools.cache
 def types(kind: type = TrainConfig) -> dict[str, Any]:
     """Types of all fields by full name, sections included; each section precedes its fields."""

@@ -172,10 +172,10 @@ def _envpool_ids() -> list[str]:
 
 def _make_envpool(name: str, config: EnvConfig, seeds: Sequence[int], rendering: bool) -> VectorEnv:
     from anybatch.envs.envpool import EnvPoolVectorEnv, check_options, make_spec
-    from anybatch.envs.procgen import require_qt
+    from anybatch.envs.procgen import name_of, require_qt
 
     env_id = f"envpool:{name}"
-    is_procgen = _pool_id(name) != env_id
+    is_procgen = bool(name_of(name))
     if is_procgen:
         require_qt()
     options = check_options(config.options, make_spec(name, env_id), env_id, reserved=frozenset())

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from anybatch.config.validation import check_number
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.process_group import is_distributed, sum_
 from anybatch.errors import ConfigError, ScalingWarning, install_command
+from anybatch.integrations.ewma_arguments import check_ewma_arguments
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss
 from anybatch.proximal import EwmaProximal
@@ -86,7 +86,7 @@ class PPOEWMA(PPO):
         Warns:
             ScalingWarning: value clipping, or advantages normalised on each minibatch, which depend on the batch.
         """
-        _check(center_of_mass, advantage_span, max_importance_ratio)
+        check_ewma_arguments(center_of_mass, advantage_span, max_importance_ratio)
         super().__init__(*args, use_clipped_value_loss=use_clipped_value_loss, **kwargs)
         self.max_importance_ratio = max_importance_ratio
         if self.normalize_advantage_per_mini_batch:
@@ -299,19 +299,6 @@ class PPOEWMA(PPO):
         elif self.proximal is not None:  # saved with center_of_mass None
             self.proximal.reset()
         return iteration
-
-
-def _check(center_of_mass: float | None, advantage_span: float, max_importance_ratio: float) -> None:
-    if center_of_mass is not None:
-        check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
-    if center_of_mass == 0:
-        raise ConfigError(
-            "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a number "
-            "above 0, or None"
-        )
-    check_number("advantage_span", advantage_span, of="iterations", at_least=1)
-    if not max_importance_ratio >= 1:
-        raise ConfigError(f"max_importance_ratio is {max_importance_ratio}, but must be at least 1")
 
 
 def _moments(advantages: Tensor) -> tuple[Tensor, Tensor, Tensor]:

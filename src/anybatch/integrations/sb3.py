@@ -17,10 +17,10 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from anybatch.config.validation import check_number
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError, install_command
+from anybatch.integrations.ewma_arguments import check_ewma_arguments
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss
 from anybatch.proximal import EwmaProximal
@@ -178,21 +178,12 @@ class PPOEWMA(PPO):
 
     def _check(self) -> None:
         age, samples = self.center_of_mass, self.n_steps * self.n_envs
-        if age is not None:
-            check_number("center_of_mass", age, of="gradient steps", at_least=0)
-        if age == 0:
-            raise ConfigError(
-                "center_of_mass is 0, so the proximal policy would be the policy itself and limit nothing; set a "
-                "number above 0, or None"
-            )
-        check_number("advantage_span", self.advantage_span, of="iterations", at_least=1)
+        check_ewma_arguments(age, self.advantage_span, self.max_importance_ratio)
         if self.advantage_span > 1 and not self.normalize_advantage:
             raise ConfigError(
                 f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it "
                 "unused; set normalize_advantage True or advantage_span 1"
             )
-        if not self.max_importance_ratio >= 1:
-            raise ConfigError(f"max_importance_ratio is {self.max_importance_ratio}, but must be at least 1")
         if self.kl_coefficient is not None and not 0 < self.kl_coefficient < math.inf:
             raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be a number above 0, or None to clip")
         if self.kl_coefficient is not None and age is None:

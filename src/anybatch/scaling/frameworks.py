@@ -73,16 +73,10 @@ def _others(config: TrainConfig, is_named: Callable[[str], bool]) -> list[str]:
     """Fields among ``_OTHERS`` that have an effect and differ from the defaults, with their values."""
     differing = [x for x in fields.names() if x.startswith(_OTHERS) and fields.get(config, x) != fields.get(_PLAIN, x)]
     return [
-        f"{name} {_plainly(fields.get(config, name))}"
+        f"{name} {fields.word(fields.get(config, name))}"
         for name in differing
         if not is_named(name) and not without_effect(config, [name])
     ]
-
-
-def _plainly(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{name} {x}" for name, x in value.items())
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(config: TrainConfig, row: Row) -> object:
