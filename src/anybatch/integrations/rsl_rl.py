@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from anybatch.config.validation import check_ewma_arguments
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.process_group import is_distributed, sum_
 from anybatch.errors import ConfigError, ScalingWarning, install_command
-from anybatch.integrations.ewma_arguments import check_ewma_arguments
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss
 from anybatch.proximal import EwmaProximal

@@ -17,10 +17,10 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from anybatch.config.validation import check_ewma_arguments
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError, install_command
-from anybatch.integrations.ewma_arguments import check_ewma_arguments
 from anybatch.normalize import AdvantageNormalizer
 from anybatch.objectives import decoupled_clip_loss, decoupled_kl_loss
 from anybatch.proximal import EwmaProximal
