@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import re
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from itertools import cycle
 from pathlib import Path
 
@@ -65,11 +67,16 @@ def published(algorithm: str, game: str) -> dict[int, list[float]]:
     return by_steps
 
 
+def of_preset(preset: str, paths: Iterable[Path]) -> list[Path]:
+    """Those of ``paths`` that are named PRESET-GAME-seedN; no game has a dash, so ppo-ewma's are not among ppo's."""
+    return sorted(path for path in paths if re.fullmatch(rf"{preset}-[a-z]+-seed\d+", path.stem))
+
+
 def draw(preset: str, runs: Path, results: Path) -> None:
     algorithm = PUBLISHED[preset]
-    for folder in sorted(runs.glob(f"{preset}-*-seed*")):
+    for folder in of_preset(preset, runs.glob("*")):
         keep_progress(folder, results)
-    curves = {path.name.removesuffix(".csv"): read_progress(path) for path in sorted(results.glob(f"{preset}-*.csv"))}
+    curves = {path.stem: read_progress(path) for path in of_preset(preset, results.glob("*.csv"))}
     games = list(dict.fromkeys(name.removeprefix(f"{preset}-").split("-")[0] for name in curves))
     with figure(
         results / f"{preset}.png", len(games), width=3.4, height=2.7, label="mean return,\nlast 400 episodes"
@@ -85,7 +92,7 @@ def draw(preset: str, runs: Path, results: Path) -> None:
             panel.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
             panel.plot(steps, means, color=BLACK, label=f"published {algorithm.upper()}, 3 seeds")
             for color, (name, curve) in zip(cycle((BLUE, VERMILION, GREEN, ORANGE)), ours.items(), strict=False):
-                label = f"anybatch, seed {name.rsplit('seed', 1)[1]}"
+                label = f"anybatch's {preset}, seed {name.rsplit('seed', 1)[1]}"
                 panel.plot(curve["env_steps"], curve["mean_episode_return_400"], color=color, label=label)
                 report(name, curve, theirs)
             panel.set_title(f"{game}, hard")
