@@ -35,7 +35,7 @@ class CheckpointError(AnybatchError, RuntimeError):
 
 
 class DivergenceError(AnybatchError, RuntimeError):
-    """Training produced a loss, a reward or an advantage that is not finite; the text says "not finite"."""
+    """Training produced a loss, a reward or an advantage that is not finite."""
 
 
 class WorkerError(AnybatchError, RuntimeError):

@@ -105,9 +105,9 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_restarts_are_bounded_and_failures_are_reported(
     scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends = {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0], 5: [EARLY, 0], 6: [EARLY] * 3}
+    ends = {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0], 5: [EARLY, 0], 6: [EARLY] * 3, 7: [3, 0]}
     launcher = scripted(2, ends)
-    result = run_grid([(small(), seed) for seed in range(7)], tmp_path, restarts=2)
+    result = run_grid([(small(), seed) for seed in range(8)], tmp_path, restarts=2)
     assert launcher.most == 2
     assert [(o.status, o.starts) for o in result.outcomes] == [
         ("done", 1),
@@ -117,13 +117,14 @@ def test_restarts_are_bounded_and_failures_are_reported(
         ("done", 3),
         ("done", 2),  # exit code 0 before the last environment step is not the end
         ("failed", 3),
+        ("diverged", 1),  # it would diverge again
     ]
     assert result.exit_code == 1
     assert result.outcomes[2].error == "anybatch: it broke (exit code 1)"
     assert result.outcomes[6].error.endswith("(ended early, after 16 of 32 environment steps)")
     printed = capsys.readouterr().err
     assert printed.count("failed runs") == 1
-    assert "7 runs: 4 done, 3 failed" in printed
+    assert "8 runs: 4 done, 3 failed, 1 diverged" in printed
     assert "killed by signal 9" in printed
 
 
@@ -309,8 +310,8 @@ def test_ray(tmp_path: Path) -> None:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         jobs = [(small(), 0), (small(optimizer={"step_size": 1e30}), 1)]
-        result = run_grid(jobs, tmp_path, launcher="ray", restarts=0, quiet=True)
-        assert [(o.status, o.starts) for o in result.outcomes] == [("done", 1), ("failed", 1)]
+        result = run_grid(jobs, tmp_path, launcher="ray", quiet=True)
+        assert [(o.status, o.starts) for o in result.outcomes] == [("done", 1), ("diverged", 1)]
         assert "not finite" in result.outcomes[1].error
         assert last_row(result.outcomes[0].folder)["env_steps"] == 32
         # a stop request reaches the run on the cluster

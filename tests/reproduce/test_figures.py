@@ -6,7 +6,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from anybatch.cli.main import main
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import validate
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError
+from anybatch.grid.job import GridResult, Job, Outcome
 from anybatch.presets import ppg, ppg_ewma, ppo, ppo_ewma
 from anybatch.reproduce import run
 from anybatch.reproduce.claims import _betas_claims
@@ -331,7 +332,10 @@ def test_tables_that_do_not_fit_together_are_one_sentence(tmp_path: Path) -> Non
         draw_figure(LAPTOP, FIGURES["tests"], folder)
 
 
-def test_a_diverged_run_of_a_grid_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", ["here", "local"])
+def test_a_diverged_run_of_a_grid_is_a_result(
+    launcher: Literal["here", "local"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite = cut(SUITES["procgen", "smoke"](), ("coinrun",), seeds=1, steps=None)
     figure, folder, trained = FIGURES["linear-step"], ResultsFolder(tmp_path), []
 
@@ -341,11 +345,20 @@ def test_a_diverged_run_of_a_grid_is_a_result(tmp_path: Path, monkeypatch: pytes
         raise DivergenceError("a loss is not finite; lower optimizer.step_size")
 
     monkeypatch.setattr(run, "train_or_resume", diverge)
+
+    def diverge_in_processes(jobs: list[Job], parent: Path, **_: Any) -> GridResult:
+        trained.extend(parent / job.folder_name for job in jobs)
+        outcomes = [Outcome(job, parent / job.folder_name, "diverged", error="a loss is not finite") for job in jobs]
+        for outcome in outcomes:
+            outcome.folder.mkdir(parents=True)
+        return GridResult(outcomes)
+
+    monkeypatch.setattr(run, "run_grid", diverge_in_processes)
     (group, seed), *_ = required_runs(suite, [figure])
     with pytest.raises(AnybatchError, match="is missing; run the figure first"):
         run.collect_curves(suite, figure, folder)
     for _ in range(2):  # the second call trains nothing
-        assert run.train_all(suite, [figure], folder, launcher="here") == 0
+        assert run.train_all(suite, [figure], folder, launcher=launcher) == 0
     assert len(trained) == len(set(trained)) == len(required_runs(suite, [figure]))
     assert run.is_done(suite, group, seed, folder)
     assert all(curve.diverged == (True,) for curve in run.collect_curves(suite, figure, folder).curves.values())

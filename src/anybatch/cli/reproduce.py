@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from anybatch.cli.main import INTERRUPTED
 from anybatch.errors import ConfigError
+from anybatch.system.exit_codes import INTERRUPTED
 from anybatch.system.start_up import exit_on_signals
 
 if TYPE_CHECKING:

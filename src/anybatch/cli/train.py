@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from anybatch.cli.configured import PRESETS_IN_SHORT, given_fields, parse, warn_without_effect
-from anybatch.cli.main import DONE, INTERRUPTED
 from anybatch.cli.scale import report
 from anybatch.config import fields
 from anybatch.config.io import read_yaml
@@ -29,6 +28,7 @@ from anybatch.runs.trust import require_trust
 from anybatch.scaling.changes import Change
 from anybatch.scaling.options import TrainScaling
 from anybatch.scaling.tuned_at import TunedAt, carry
+from anybatch.system.exit_codes import DONE, INTERRUPTED
 from anybatch.system.launcher import launcher_rank
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from anybatch.grid.job import LOG, Outcome
+from anybatch.grid.job import LOG, UNSUCCESSFUL, Outcome
 from anybatch.grid.run_folder import last_row
 
 _REFRESH_SECONDS = 1.0
 _MAX_ROWS = 30
-_ORDER = ("running", "failed", "interrupted", "waiting", "done")
+_ORDER = ("running", "failed", "diverged", "interrupted", "waiting", "done")
 
 
 class Display:
@@ -47,7 +47,7 @@ class _StatusLines(Display):
             if self._printed[id(outcome)] != outcome.status:
                 self._printed[id(outcome)] = outcome.status
                 text = "restarting" if outcome.status == "waiting" else outcome.status
-                reason = f": {outcome.error}" if outcome.error and outcome.status in ("waiting", "failed") else ""
+                reason = f": {outcome.error}" if outcome.error and outcome.status in ("waiting", *UNSUCCESSFUL) else ""
                 print(f"{outcome.job.label}: {text}{reason}", file=sys.stderr, flush=True)
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
@@ -123,7 +123,7 @@ def _print_result(outcomes: Sequence[Outcome]) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())
-    if failed := [outcome for outcome in outcomes if outcome.status == "failed"]:
+    if failed := [outcome for outcome in outcomes if outcome.status in UNSUCCESSFUL]:
         rows = [[x.job.label, str(x.starts), x.error, str(x.folder / LOG)] for x in failed]
         console.print(_rich_table("failed runs", ("run", "starts", "error", "log"), rows))
     console.print(_summary(outcomes), markup=False, highlight=False)

@@ -14,12 +14,16 @@ from anybatch.config.io import to_dict
 from anybatch.config.schema import TrainConfig
 from anybatch.runs.trust import code_named
 from anybatch.scaling.findings import Finding
+from anybatch.system.exit_codes import DONE, FAILED, INTERRUPTED
 
 JOB, LOG = "job.yaml", "log.txt"
 """Files that a grid adds to a run folder: the configuration, and the output of the run."""
 
-Status: TypeAlias = Literal["waiting", "running", "done", "failed", "interrupted"]
+Status: TypeAlias = Literal["waiting", "running", "done", "failed", "diverged", "interrupted"]
 """State of a job."""
+
+UNSUCCESSFUL: tuple[Status, ...] = ("failed", "diverged")
+"""States of jobs that ended without a result."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,6 @@ class GridResult:
 
     @property
     def exit_code(self) -> int:
-        """0 if all jobs are done, 1 if some failed, 130 if some were interrupted."""
+        """0 if all jobs are done, 1 if some failed or diverged, 130 if some were interrupted."""
         statuses = {outcome.status for outcome in self.outcomes}
-        return 1 if "failed" in statuses else 130 if statuses - {"done"} else 0
+        return FAILED if statuses.intersection(UNSUCCESSFUL) else INTERRUPTED if statuses - {"done"} else DONE

@@ -30,12 +30,12 @@ from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_la
 from anybatch.grid.run_folder import ended, last_row
 from anybatch.runs.owned import checked_folder, refuse_links
 from anybatch.system.atomic_files import write_text
+from anybatch.system.exit_codes import BAD_INPUT, DIVERGED
 from anybatch.system.processes import ChildProcess
 from anybatch.system.signals import Interrupts
 
 _INDEX = "grid.csv"
 _POLL_SECONDS = 0.2
-_BAD_INPUT = 2  # exit code after which a restart cannot help
 
 LauncherName: TypeAlias = Literal["local", "ray", "print"]
 """Ways to run jobs."""
@@ -54,7 +54,8 @@ def run_grid(
     """Train every job of a list; finished runs are skipped and interrupted ones resumed.
 
     Ctrl-C and SIGTERM stop the runs with a checkpoint each; the same call continues later. A run that fails, is killed
-    or ends before its last environment step is restarted from its newest checkpoint, unless its configuration is wrong.
+    or ends before its last environment step is restarted from its newest checkpoint, unless its configuration is wrong
+    or it diverged.
 
     Args:
         jobs: jobs, or pairs of a configuration and a seed. Repeated jobs run once.
@@ -171,7 +172,8 @@ def _record_end(outcome: Outcome, code: int, *, may_restart: bool, stopping: boo
     elif stopping:
         outcome.status = "interrupted"
     else:
-        outcome.status = "waiting" if may_restart and code != _BAD_INPUT else "failed"
+        restart = may_restart and code not in (BAD_INPUT, DIVERGED)  # after which it would end in the same way
+        outcome.status = "waiting" if restart else "diverged" if code == DIVERGED else "failed"
         outcome.error = f"{_last_line(outcome.folder / LOG)} ({_describe_end(outcome, code)})"
 
 

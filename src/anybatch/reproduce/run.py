@@ -22,7 +22,7 @@ from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
 from anybatch.system.atomic_files import write_text
-from anybatch.system.signals import INTERRUPTED
+from anybatch.system.exit_codes import INTERRUPTED
 
 _DIVERGED = "diverged.txt"
 """File in the run folder of a run that has diverged, which is its result: the error."""
@@ -79,7 +79,7 @@ def train_all(
     if launcher == "print":
         return 1
     unfinished = [outcome for outcome in result.outcomes if outcome.status != "done"]
-    diverged = [x for x in unfinished if "not finite" in x.error and "step_size" in x.error]
+    diverged = [outcome for outcome in unfinished if outcome.status == "diverged"]
     for outcome in diverged:
         write_text(outcome.folder / _DIVERGED, f"{outcome.error}\n")
     return 0 if len(diverged) == len(unfinished) else result.exit_code

@@ -14,11 +14,10 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeAlias
 
 from anybatch.errors import Interrupted
+from anybatch.system.exit_codes import INTERRUPTED
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
 
-INTERRUPTED = 130
-"""Exit code of a run that was asked to stop, and can be resumed."""
 HUNG_THREADS = "anybatch-"
 """Prefix of the names of threads that step environments."""
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-_INTERRUPTED = 130
+from anybatch.system.exit_codes import INTERRUPTED
 
 
 def exit_on_signals(hint: str = "") -> None:
@@ -39,4 +39,4 @@ def _exit(number: int, frame: FrameType | None, *, hint: str) -> None:
     multiprocessing = sys.modules.get("multiprocessing")
     for process in multiprocessing.active_children() if multiprocessing else ():
         process.kill()
-    os._exit(_INTERRUPTED)
+    os._exit(INTERRUPTED)
