@@ -21,11 +21,12 @@ import anybatch.grid.runner as grid
 from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, DivergenceError
 from anybatch.grid.job import Job, Outcome
-from anybatch.grid.run_folder import finished, last_row, train_or_resume
+from anybatch.grid.run_folder import finished, has_diverged, last_row, train_or_resume
 from anybatch.grid.runner import plan, run_grid
 from anybatch.presets import ppo
+from anybatch.runs.files import DIVERGED
 from anybatch.training import train
 
 
@@ -40,7 +41,7 @@ def small(iterations: int = 2, **changes: Any) -> TrainConfig:
     )
 
 
-EARLY = -1000
+EARLY, DIVERGES = -1000, -1001
 
 
 def write_run(outcome: Outcome, fraction: float) -> None:
@@ -77,6 +78,9 @@ class Scripted:
                 if self.polls < 2:
                     return None
                 launcher.slots.discard(slot)
+                if code == DIVERGES:
+                    (outcome.folder / DIVERGED).touch()
+                    return 1
                 if code in (0, EARLY):
                     write_run(outcome, 1.0 if code == 0 else 0.5)
                 return 0 if code == EARLY else code
@@ -105,7 +109,16 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_restarts_are_bounded_and_failures_are_reported(
     scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ends = {0: [0], 1: [-9, 0], 2: [1, 1, 1, 0], 3: [2, 0], 4: [130, 130, 0], 5: [EARLY, 0], 6: [EARLY] * 3, 7: [3, 0]}
+    ends = {
+        0: [0],
+        1: [-9, 0],
+        2: [1, 1, 1, 0],
+        3: [2, 0],
+        4: [130, 130, 0],
+        5: [EARLY, 0],
+        6: [EARLY] * 3,
+        7: [DIVERGES, 0],
+    }
     launcher = scripted(2, ends)
     result = run_grid([(small(), seed) for seed in range(8)], tmp_path, restarts=2)
     assert launcher.most == 2
@@ -245,6 +258,19 @@ def test_train_or_resume_whatever_is_there(tmp_path: Path) -> None:
     assert train_or_resume(config, tmp_path / "early", 3, quiet=True).env_steps == 64
     assert len((tmp_path / "early" / "progress-lost.csv").read_text().splitlines()) == 1 + 4  # the rows of before
     assert finished(tmp_path / "late", config) and finished(tmp_path / "early", config)
+
+
+def test_a_divergence_is_recorded_until_the_run_is_started_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(DivergenceError) as error:
+            train_or_resume(small(optimizer={"step_size": 1e30}), tmp_path / "bad", 1, quiet=True)
+        assert has_diverged(tmp_path / "bad") and (tmp_path / "bad" / DIVERGED).read_text() == f"{error.value}\n"
+    train_or_resume(small(1), tmp_path / "mended", 1, quiet=True)
+    (tmp_path / "mended" / DIVERGED).touch()
+    train(small(2), tmp_path / "other", 1)
+    shutil.copy(tmp_path / "other" / "config.yaml", tmp_path / "mended")
+    assert train_or_resume(small(2), tmp_path / "mended", 1, quiet=True).env_steps == 32
+    assert not has_diverged(tmp_path / "mended")
 
 
 def test_two_processes_never_train_one_run(tmp_path: Path) -> None:

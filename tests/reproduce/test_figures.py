@@ -44,6 +44,7 @@ from anybatch.reproduce.run import check_tables, draw_figure
 from anybatch.reproduce.style import COLORS, LABELS
 from anybatch.reproduce.suites.ladder_tasks import TASKS
 from anybatch.reproduce.suites.suite import Figure, Suite, cut, required_runs
+from anybatch.runs.files import DIVERGED
 
 PROCGEN = SUITES["procgen", "full"]()
 LAPTOP = SUITES["laptop", "full"]()
@@ -342,17 +343,17 @@ def test_a_diverged_run_of_a_grid_is_a_result(
     def diverge(config: TrainConfig, path: Path, seed: int, **_: Any) -> None:
         trained.append(path)
         path.mkdir(parents=True)
+        (path / DIVERGED).touch()
         raise DivergenceError("a loss is not finite; lower optimizer.step_size")
 
-    monkeypatch.setattr(run, "train_or_resume", diverge)
-
     def diverge_in_processes(jobs: list[Job], parent: Path, **_: Any) -> GridResult:
-        trained.extend(parent / job.folder_name for job in jobs)
-        outcomes = [Outcome(job, parent / job.folder_name, "diverged", error="a loss is not finite") for job in jobs]
+        outcomes = [Outcome(job, parent / job.folder_name, "diverged") for job in jobs]
         for outcome in outcomes:
-            outcome.folder.mkdir(parents=True)
+            with pytest.raises(DivergenceError):
+                diverge(outcome.job.config, outcome.folder, outcome.job.seed)
         return GridResult(outcomes)
 
+    monkeypatch.setattr(run, "train_or_resume", diverge)
     monkeypatch.setattr(run, "run_grid", diverge_in_processes)
     (group, seed), *_ = required_runs(suite, [figure])
     with pytest.raises(AnybatchError, match="is missing; run the figure first"):

@@ -14,17 +14,9 @@ from collections.abc import Sequence
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from anybatch.errors import (
-    AnybatchError,
-    CheckpointError,
-    ConfigError,
-    DivergenceError,
-    ScalingWarning,
-    UserCodeError,
-    did_you_mean,
-)
+from anybatch.errors import AnybatchError, CheckpointError, ConfigError, ScalingWarning, UserCodeError, did_you_mean
 from anybatch.presets import PAPER
-from anybatch.system.exit_codes import BAD_INPUT, DIVERGED, DONE, FAILED, INTERRUPTED
+from anybatch.system.exit_codes import BAD_INPUT, DONE, FAILED, INTERRUPTED
 from anybatch.system.launcher import launcher_rank, started_by_launcher
 from anybatch.system.signals import exit_beside_hung_threads
 
@@ -78,7 +70,7 @@ def _whole_number(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | No
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 3 diverged, 130 interrupted (resumable)."""
+    """Run a command; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted (resumable)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ScalingWarning)  # commands print these findings themselves
         warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -114,7 +106,7 @@ def _main(arguments: list[str]) -> int:
         print(f"anybatch{worker}: {error}", file=sys.stderr)
         if isinstance(error, UserCodeError) and error.__cause__ is not None:
             traceback.print_exception(_users_part(error.__cause__))
-        return DIVERGED if isinstance(error, DivergenceError) else FAILED
+        return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
 

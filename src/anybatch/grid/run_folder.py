@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError
-from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS
+from anybatch.errors import ConfigError, DivergenceError
+from anybatch.runs.files import CHECKPOINTS, CONFIG, DIVERGED, PROGRESS
 from anybatch.scaling.changes import Change
+from anybatch.system.atomic_files import write_text
 
 if TYPE_CHECKING:
     from anybatch.training import TrainResult
@@ -29,6 +31,8 @@ def train_or_resume(
     init_from: Path | None = None,
 ) -> TrainResult:
     """Train a run, resume it from its newest checkpoint, or return the result if it is finished.
+
+    After a divergence the folder contains the error, until the run is started again; see :func:`has_diverged`.
 
     Raises:
         ConfigError: the folder holds a run of another configuration, seed or start, or another process is training it.
@@ -61,6 +65,7 @@ def train_or_resume(
         if finished(folder, config):
             row = last_row(folder)
             return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
+        (folder / DIVERGED).unlink(missing_ok=True)
         if _newest_checkpoint(folder) is None:  # killed before the first checkpoint: train from the start
             (folder / CONFIG).unlink()
             set_aside(folder / PROGRESS)
@@ -70,15 +75,33 @@ def train_or_resume(
         result = on_main(previous_result)
         if result is not None:
             return result
-        if on_main((folder / CONFIG).exists):
-            return resume(folder, quiet=quiet, trust_code=True)  # the configuration is that of the caller
-        return train(config, folder, seed, quiet=quiet, changes=changes, init_from=init_from)
+        with _divergence_recorded(folder):
+            if on_main((folder / CONFIG).exists):
+                return resume(folder, quiet=quiet, trust_code=True)  # the configuration is that of the caller
+            return train(config, folder, seed, quiet=quiet, changes=changes, init_from=init_from)
 
 
 def finished(folder: Path, config: TrainConfig) -> bool:
     """Whether a run has completed its environment steps and written its last checkpoint."""
     row = last_row(folder)
     return row.get("env_steps", 0) >= config.total_env_steps and _newest_checkpoint(folder) == row["iteration"]
+
+
+@contextlib.contextmanager
+def _divergence_recorded(folder: Path) -> Iterator[None]:
+    from anybatch.distributed.collectives import is_main
+
+    try:
+        yield
+    except DivergenceError as error:
+        if is_main():
+            write_text(folder / DIVERGED, f"{error}\n")
+        raise
+
+
+def has_diverged(folder: Path) -> bool:
+    """Whether the last start of a run ended with a divergence."""
+    return (folder / DIVERGED).exists()
 
 
 def ended(folder: Path, config: TrainConfig) -> bool:

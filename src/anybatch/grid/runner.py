@@ -27,10 +27,10 @@ from anybatch.errors import ConfigError
 from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
 from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
-from anybatch.grid.run_folder import ended, last_row
+from anybatch.grid.run_folder import ended, has_diverged, last_row
 from anybatch.runs.owned import checked_folder, refuse_links
 from anybatch.system.atomic_files import write_text
-from anybatch.system.exit_codes import BAD_INPUT, DIVERGED
+from anybatch.system.exit_codes import BAD_INPUT, FAILED
 from anybatch.system.processes import ChildProcess
 from anybatch.system.signals import Interrupts
 
@@ -172,8 +172,9 @@ def _record_end(outcome: Outcome, code: int, *, may_restart: bool, stopping: boo
     elif stopping:
         outcome.status = "interrupted"
     else:
-        restart = may_restart and code not in (BAD_INPUT, DIVERGED)  # after which it would end in the same way
-        outcome.status = "waiting" if restart else "diverged" if code == DIVERGED else "failed"
+        diverged = code == FAILED and has_diverged(outcome.folder)
+        restart = may_restart and code != BAD_INPUT and not diverged  # else it would end in the same way
+        outcome.status = "waiting" if restart else "diverged" if diverged else "failed"
         outcome.error = f"{_last_line(outcome.folder / LOG)} ({_describe_end(outcome, code)})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError
 from anybatch.grid.job import Job
-from anybatch.grid.run_folder import finished, train_or_resume
+from anybatch.grid.run_folder import finished, has_diverged, train_or_resume
 from anybatch.grid.runner import run_grid
 from anybatch.reproduce.claims import as_markdown, claims_of
 from anybatch.reproduce.figures.scaling_up import NOISE
@@ -21,11 +22,7 @@ from anybatch.reproduce.statistics import Array
 from anybatch.reproduce.suites.suite import Figure, RunGroup, Suite, group_seeds, required_runs
 from anybatch.runs.files import PROGRESS
 from anybatch.runs.progress import read_progress
-from anybatch.system.atomic_files import write_text
 from anybatch.system.exit_codes import INTERRUPTED
-
-_DIVERGED = "diverged.txt"
-"""File in the run folder of a run that has diverged, which is its result: the error."""
 
 Launcher = Literal["local", "ray", "print", "here"]
 """Launchers of :func:`anybatch.grid.runner.run_grid`, or one run after another in this process."""
@@ -70,7 +67,7 @@ def train_all(
                 )
         return 0
     jobs = [Job(group.config, seed, f"{group.variant} {group.task} {group.x}") for group, seed in required]
-    jobs = [job for job in jobs if not _has_diverged(folder.runs / job.folder_name)]
+    jobs = [job for job in jobs if not has_diverged(folder.runs / job.folder_name)]
     if not jobs:
         return 0
     if launcher == "here":
@@ -78,11 +75,8 @@ def train_all(
     result = run_grid(jobs, folder.runs, launcher=launcher, processes=processes)
     if launcher == "print":
         return 1
-    unfinished = [outcome for outcome in result.outcomes if outcome.status != "done"]
-    diverged = [outcome for outcome in unfinished if outcome.status == "diverged"]
-    for outcome in diverged:
-        write_text(outcome.folder / _DIVERGED, f"{outcome.error}\n")
-    return 0 if len(diverged) == len(unfinished) else result.exit_code
+    # the curve of a diverged run ends there
+    return 0 if {outcome.status for outcome in result.outcomes} <= {"done", "diverged"} else result.exit_code
 
 
 def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[int, int], None]) -> int:
@@ -90,11 +84,9 @@ def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[i
     for done, job in enumerate(jobs):
         on_done(done, len(jobs))
         path = folder.runs / job.folder_name
-        try:
+        with contextlib.suppress(DivergenceError):
             if train_or_resume(job.config, path, job.seed, quiet=True).interrupted:
                 return INTERRUPTED
-        except DivergenceError as error:  # the curve ends there
-            write_text(path / _DIVERGED, f"{error}\n")
     on_done(len(jobs), len(jobs))
     return 0
 
@@ -102,11 +94,7 @@ def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[i
 def is_done(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> bool:
     """Whether a run has its result."""
     path = _run_path(suite, group, seed, folder)
-    return path.exists() if suite.stacked else finished(path, group.config) or _has_diverged(path)
-
-
-def _has_diverged(path: Path) -> bool:
-    return (path / _DIVERGED).exists()
+    return path.exists() if suite.stacked else finished(path, group.config) or has_diverged(path)
 
 
 def _run_path(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder) -> Path:
@@ -127,7 +115,7 @@ def _run_columns(suite: Suite, group: RunGroup, seed: int, folder: ResultsFolder
         result = read_result(path)
         return result.columns, result.diverged
     table = read_progress(path / PROGRESS) if (path / PROGRESS).exists() else {}
-    return {name: np.array(values) for name, values in table.items()}, _has_diverged(path)
+    return {name: np.array(values) for name, values in table.items()}, has_diverged(path)
 
 
 def collect_curves(suite: Suite, figure: Figure, folder: ResultsFolder) -> Results:

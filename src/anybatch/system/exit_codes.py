@@ -6,7 +6,5 @@ DONE = 0
 FAILED = 1
 BAD_INPUT = 2
 """A setting, argument, file or folder is wrong; the same command fails again."""
-DIVERGED = 3
-"""Training diverged; the same run, resumed from its last checkpoint, would diverge again."""
 INTERRUPTED = 130
 """A run was asked to stop, and can be resumed."""
