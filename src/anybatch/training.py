@@ -45,10 +45,11 @@ from anybatch.policy_phase import policy_phase
 from anybatch.runs.build import Components, build
 from anybatch.runs.checkpoint import check_newest, must_fit
 from anybatch.runs.files import CHECKPOINTS, SEGMENTS
+from anybatch.runs.folder import create_run, open_run, read_config, write_config
 from anybatch.runs.initial import start_from
 from anybatch.runs.owned import checked_folder, owned
 from anybatch.runs.resharding import restore
-from anybatch.runs.run import Run, create_run, open_run, read_config
+from anybatch.runs.run import Run
 from anybatch.sampling.rollout import Rollout, Sampled
 from anybatch.sampling.sources import RolloutSource, staleness
 from anybatch.scaling.changes import Change
@@ -327,7 +328,7 @@ def _resume(run: Run, content: State, callbacks: Sequence[Callback], *, changed:
             run.message(sentence)
         run.open_logs()  # only now, when the checkpoint is known to fit
         if changed:
-            run.write_config()
+            write_config(run)
         return _run(run, components, hooks)
 
 

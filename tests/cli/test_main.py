@@ -19,8 +19,8 @@ from anybatch.cli.train import Arguments, _new_folder, finish
 from anybatch.errors import ConfigError
 from anybatch.presets import ppo
 from anybatch.runs.checkpoint import checkpoints, load_newest
+from anybatch.runs.folder import read_config
 from anybatch.runs.progress import read_progress
-from anybatch.runs.run import read_config
 from anybatch.training import TrainResult, resume
 
 CARTPOLE = [

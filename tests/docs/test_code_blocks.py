@@ -31,7 +31,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.grid import run_folder, runner
 from anybatch.runs import evaluation
 from anybatch.runs import video as watch
-from anybatch.runs.run import read_config
+from anybatch.runs.folder import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [

@@ -29,7 +29,7 @@ from anybatch.errors import CheckpointError, ConfigError, DivergenceError, EnvEr
 from anybatch.presets import ppo
 from anybatch.runs import checkpoint
 from anybatch.runs.evaluation import Evaluation, LoadedPolicy, choose_actions, evaluate, initial_policy, load_policy
-from anybatch.runs.run import read_config
+from anybatch.runs.folder import read_config
 from anybatch.runs.saved_spaces import from_plain, to_plain
 from anybatch.runs.video import record
 from anybatch.training import resume, train

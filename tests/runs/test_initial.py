@@ -18,8 +18,8 @@ from anybatch.grid.run_folder import train_or_resume
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import build
+from anybatch.runs.folder import began_from, read_config
 from anybatch.runs.initial import start_from
-from anybatch.runs.run import began_from, read_config
 from anybatch.scaling import rescale
 from anybatch.training import resume, train
 from small_runs import tiny_ppo

@@ -27,8 +27,8 @@ from anybatch.grid import run_grid
 from anybatch.presets import ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components, build
+from anybatch.runs.folder import read_config
 from anybatch.runs.resharding import restore, state_of
-from anybatch.runs.run import read_config
 from anybatch.system.signals import Interrupts
 from anybatch.training import TrainResult, resume, train
 
@@ -328,7 +328,7 @@ KILLED = textwrap.dedent(
     import torch
     torch.set_num_threads(1)
     import anybatch.training as training
-    from anybatch.runs.run import read_config
+    from anybatch.runs.folder import read_config
 
     config, seed = read_config(Path(sys.argv[1]))
     moment, count = sys.argv[3], 0

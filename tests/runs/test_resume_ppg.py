@@ -236,7 +236,7 @@ KILLED = textwrap.dedent(
     torch.set_num_threads(1)
     import anybatch.training as training
     from anybatch.auxiliary_phase import AuxiliaryPhase
-    from anybatch.runs.run import read_config
+    from anybatch.runs.folder import read_config
     from anybatch.phase_storage.store import SegmentStore
 
     config, seed = read_config(Path(sys.argv[1]))

@@ -18,8 +18,8 @@ def main(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /) -> int:
     """
     from anybatch.diagnostics.doctor import examine
     from anybatch.runs.files import PROGRESS
+    from anybatch.runs.folder import read_config
     from anybatch.runs.progress import read_progress
-    from anybatch.runs.run import read_config
 
     config, _ = read_config(run)
     progress = read_progress(run / PROGRESS)

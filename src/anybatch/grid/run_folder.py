@@ -40,9 +40,9 @@ def train_or_resume(
         EnvError, DivergenceError: as for :func:`anybatch.training.train`.
     """
     from anybatch.distributed.collectives import joined_process_group, on_main
+    from anybatch.runs.folder import began_from, read_config
     from anybatch.runs.owned import checked_folder, owned
     from anybatch.runs.progress import set_aside
-    from anybatch.runs.run import began_from, read_config
     from anybatch.training import TrainResult, resume, train
 
     folder = checked_folder("out", folder)

@@ -117,8 +117,8 @@ def _environment(packages: dict[str, str], where: dict[str, Any]) -> str:
 def _run_section(folder: Path) -> Iterator[str]:
     """Learning curve, last row and configuration of a run."""
     from anybatch.reproduce.plots import BLUE, figure, in_millions
+    from anybatch.runs.folder import read_config
     from anybatch.runs.progress import read_progress
-    from anybatch.runs.run import read_config
 
     settings = read_regular_file(folder / CONFIG).decode(errors="replace")
     read_regular_file(folder / PROGRESS)

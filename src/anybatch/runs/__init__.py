@@ -8,8 +8,8 @@ from anybatch._lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from anybatch.runs.evaluation import Evaluation, LoadedPolicy, evaluate, initial_policy, load_policy, unseen_levels
+    from anybatch.runs.folder import read_config
     from anybatch.runs.progress import read_progress
-    from anybatch.runs.run import read_config
     from anybatch.runs.video import record
 
 __all__ = [
@@ -32,7 +32,7 @@ __getattr__ = lazy_attributes(
         "evaluate": "evaluation",
         "initial_policy": "evaluation",
         "load_policy": "evaluation",
-        "read_config": "run",
+        "read_config": "folder",
         "read_progress": "progress",
         "record": "video",
         "unseen_levels": "evaluation",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
+from anybatch.errors import AnybatchError, ConfigError
 from anybatch.gradients import check_compiler
 from anybatch.models.agent import build_agent
 from anybatch.models.precision import prepare_device, resolve_device, resolve_precision
@@ -38,11 +41,11 @@ from anybatch.phase_storage.store import SegmentStore
 from anybatch.policy_phase import Learner
 from anybatch.proximal import BehaviorProximal, EwmaProximal, ProximalPolicy, RecentProximal
 from anybatch.runs.saved_spaces import SavedSpaces
-from anybatch.runs.size import check_size, networks_that_fit
 from anybatch.sampling.cuda_graph import GraphedAgent, can_be_recorded
 from anybatch.sampling.ray import RayActors, Seeds
 from anybatch.sampling.replay import RecentBatches
 from anybatch.sampling.rollout import Rollout, Sampler
+from anybatch.sampling.rollout_size import check_size
 from anybatch.sampling.sources import Delayed, RolloutSource, Synchronous
 from anybatch.sampling.tensor_rollout import collect_any, make_sampler
 from anybatch.sampling.threaded import Asynchronous
@@ -150,7 +153,7 @@ def build(config: TrainConfig, seed: int, env_stream: int = 0, *, segments: Path
 
 
 def _learner(config: TrainConfig, env: VectorEnv, device: torch.device, model_seed: int, shuffle_seed: int) -> Learner:
-    with networks_that_fit():
+    with _networks_that_fit():
         agent = build_agent(
             config.model,
             env.observation_space,
@@ -272,3 +275,15 @@ def _source(
     if source.kind == "delayed":
         return Delayed(collect_one, sampler, source.delay, device, config.rollout.steps)
     return Synchronous(collect_one, sampler)
+
+
+@contextlib.contextmanager
+def _networks_that_fit() -> Iterator[None]:
+    """Explain the failure to allocate networks in the block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        line = str(error).splitlines()[0] if str(error) else "out of memory"
+        if isinstance(error, AnybatchError) or not re.search(r"alloc|overflow|out of memory", line):
+            raise
+        raise ConfigError(f"the networks of model.options do not fit into memory: {line}") from error

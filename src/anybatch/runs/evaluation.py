@@ -27,7 +27,7 @@ from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
 from anybatch.runs.files import BEST, CHECKPOINTS, CONFIG
-from anybatch.runs.run import encoder_of_this_program, read_config
+from anybatch.runs.folder import encoder_of_this_program, read_config
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
 from anybatch.sampling.memory import PolicyMemory

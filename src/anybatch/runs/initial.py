@@ -26,7 +26,7 @@ from anybatch.models.agent import Agent
 from anybatch.proximal import EwmaProximal, ProximalPolicy
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components
-from anybatch.runs.run import content_of_run, read_config
+from anybatch.runs.folder import content_of_run, read_config
 from anybatch.runs.saved_spaces import difference, restore_spaces
 
 

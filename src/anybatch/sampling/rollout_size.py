@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import re
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 import torch
 
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import AnybatchError, ConfigError
+from anybatch.errors import ConfigError
 from anybatch.sampling.replay import kept_iterations
 from anybatch.system.memory import free_memory
 
@@ -44,18 +41,6 @@ def check_size(
             f"rollouts, but {'the GPU has' if on_gpu else 'there are'} only {limit / 1e9:,.1f} GB: choose smaller "
             "values"
         )
-
-
-@contextlib.contextmanager
-def networks_that_fit() -> Iterator[None]:
-    """Explain the failure to allocate networks in the block."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        line = str(error).splitlines()[0] if str(error) else "out of memory"
-        if isinstance(error, AnybatchError) or not re.search(r"alloc|overflow|out of memory", line):
-            raise
-        raise ConfigError(f"the networks of model.options do not fit into memory: {line}") from error
 
 
 def _bytes(space: gymnasium.Space[Any]) -> int:
