@@ -276,9 +276,12 @@ def test_state_dependent_exploration() -> None:
         ({"clip_range": float("inf")}, "clip_range is inf"),
         ({"advantage_span": 0.5}, "advantage_span is 0.5"),
         ({"advantage_span": 2.0, "normalize_advantage": False}, "normalize_advantage is False"),
-        ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be at least 1"),
+        ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be a number of at least 1"),
+        ({"max_importance_ratio": None}, "max_importance_ratio is None, but must be a number"),
+        ({"kl_coefficient": "1"}, "kl_coefficient is '1', but must be a finite number above 0"),
+        ({"center_of_mass": True}, "center_of_mass is True"),
         ({"center_of_mass": 0.0}, "center_of_mass is 0, so the proximal policy would be the policy itself"),
-        ({"kl_coefficient": 0.0}, "kl_coefficient is 0.0, but must be a number above 0"),
+        ({"kl_coefficient": 0.0}, "kl_coefficient is 0.0, but must be a finite number above 0"),
         ({"kl_coefficient": -1.0}, "kl_coefficient is -1"),
         ({"kl_coefficient": 1.0, "center_of_mass": None}, "set a center_of_mass"),
     ],
@@ -287,6 +290,15 @@ def test_state_dependent_exploration() -> None:
 def test_refuses_what_would_bias_it(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         model(**changes)
+
+
+def test_an_age_changed_on_the_model_is_refused() -> None:
+    for name in ("center_of_mass", "advantage_span"):
+        one = model()
+        made = getattr(one, name)
+        setattr(one, name, 64.0)
+        with pytest.raises(ConfigError, match=f"{name} was changed from {made} to 64.0 after the model was made"):
+            one.learn(64)
 
 
 def test_example(capsys: pytest.CaptureFixture[str]) -> None:

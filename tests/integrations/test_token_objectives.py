@@ -234,6 +234,9 @@ def test_token_advantages() -> None:
         ({"weight": "token", "ratio": "sequence"}, "ratio is 'sequence', but must be one of token, sequence_product"),
         ({"weight": "token", "aggregate": "mean"}, "aggregate is 'mean', but must be one of token, sequence"),
         ({"weight": "token", "bound": [Truncate(2.0), Truncate(3.0, of="proximal")]}, "bound has Truncate twice"),
+        ({"weight": "token", "bound": None}, "bound is None, but must be Truncate"),
+        ({"weight": "token", "bound": "truncate"}, "bound is 'truncate', but must be Truncate"),
+        ({"weight": "token", "bound": [Truncate(2.0), 3.0]}, "but must be Truncate"),
         ({"weight": "token", "denominator": 0}, "denominator is 0"),
         ({"weight": "sequence_product", "advantage": torch.zeros(6, 9)}, r"must be \(B,\), one for each completion"),
         ({"weight": "token", "advantage": torch.zeros(9)}, r"must be \(B,\) or \(B, T\)"),
@@ -248,6 +251,8 @@ def test_refuses(changes: dict[str, Any], words: str) -> None:
     "make",
     [
         lambda: Truncate(0),
+        lambda: Truncate("100"),  # type: ignore[arg-type]
+        lambda: Mask(0, None),  # type: ignore[arg-type]
         lambda: Mask(2, 1),
         lambda: Mask(-1, 1),
         lambda: Truncate(2, of="prox"),  # type: ignore[arg-type]

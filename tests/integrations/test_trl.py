@@ -14,8 +14,10 @@ from torch import Tensor, nn
 pytest.importorskip("trl", reason="needs pip install '.[trl]'")
 
 from accelerate import Accelerator
+from trl import GRPOTrainer
 
 import trl_grpo_decoupled
+from anybatch.diagnostics.noise_scale import NoiseScale
 from anybatch.errors import ConfigError
 from anybatch.integrations.token_objectives import Mask, Truncate, token_clip_loss
 from anybatch.integrations.trl import DecoupledAsyncGRPOTrainer, DecoupledGRPOTrainer
@@ -28,11 +30,21 @@ pytestmark = [
 ]
 
 
-def test_learns_on_stale_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = build(str(tmp_path), gradient_steps=20, noise_scale=True)
+def test_learns_on_stale_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = build(str(tmp_path), gradient_steps=36, noise_scale=True)
+    added, add = [], NoiseScale.add
+
+    def record(self: NoiseScale, *given: Any) -> None:
+        added.append(trainer.state.global_step)
+        add(self, *given)
+
+    monkeypatch.setattr(NoiseScale, "add", record)
     trainer.train()
+    assert added == [step for step in range(36) if step % 4 < 2]  # the second pass has the same completions
     seen = rewards(trainer)
-    assert len(seen) == 5  # 20 gradient steps, 4 on each sampled batch
+    assert len(seen) == 9  # 36 gradient steps, 4 on each sampled batch
     assert seen[-1] > seen[0] + 0.15
     rows = [row for row in trainer.state.log_history if "importance_weight/max" in row]
     assert min(row["log_ratio/proximal_behavior"] for row in rows) > 0.001
@@ -199,7 +211,7 @@ def test_the_average_of_a_bf16_model_is_fp32(tmp_path: Path, monkeypatch: pytest
 
 
 def test_checkpoints_hold_the_average_and_the_moments(tmp_path: Path) -> None:
-    one = build(str(tmp_path), gradient_steps=2, save_strategy="steps", save_steps=2)
+    one = build(str(tmp_path), gradient_steps=2, save_strategy="steps", save_steps=2, noise_scale=True)
     one.train()
     two = build(str(tmp_path), gradient_steps=3)
     two.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
@@ -210,6 +222,7 @@ def test_checkpoints_hold_the_average_and_the_moments(tmp_path: Path) -> None:
     assert three.average.terms == one.average.terms == 3
     assert all(map(torch.equal, three.average.average, one.average.average))
     assert three.normalizer.moments() == one.normalizer.moments()
+    assert three._saved_noise is not None and three._saved_noise["window"] == {}
     (tmp_path / "checkpoint-2" / "ppo_ewma.pt").unlink()
     three._load_optimizer_and_scheduler(str(tmp_path / "checkpoint-2"))
     assert three.average.terms == 1
@@ -233,12 +246,44 @@ def test_of_an_adapter_only_the_adapter_is_averaged(tmp_path: Path) -> None:
         ({"loss_type": "vespo"}, "loss_type is 'vespo', but must be one of grpo"),
         ({"scale_rewards": "group"}, 'set scale_rewards="none"'),
         ({"center_of_mass": -1.0}, "center_of_mass is -1"),
+        ({"weight": "tokens"}, "weight is 'tokens', but must be one of token"),
+        ({"noise_scale": True, "steps_per_generation": 3, "gradient_accumulation_steps": 2}, "within a pass"),
         ({"beta": 0.1}, r"beta is 0.1 with use_bias_correction_kl, .* set use_bias_correction_kl=False"),
     ],
 )
 def test_refusals(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         build(str(tmp_path), **changes)
+
+
+def test_rounding_errors_of_equal_rewards_are_no_advantages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL subtracts the mean of eight rewards of 0.7, which is not 0.7 in fp32."""
+    trainer = build(str(tmp_path), advantage_span=1.0)
+    trainer.model.train()
+    rewards = torch.full((8,), 0.7)
+    left = rewards - torch.tensor([0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7, 0.7 + 1e-6]).mean()
+    assert left.abs().max() > 0
+    generate = "_generate_and_score_completions"
+    monkeypatch.setattr(GRPOTrainer, generate, lambda self, inputs: {"advantages": left})
+    assert trainer._generate_and_score_completions([])["advantages"].tolist() == [0.0] * 8
+
+
+def test_fresh_completions_have_weight_1_with_dropout(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="needs pip install peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False)
+    trainer = build(str(tmp_path), gradient_steps=1, peft_config=config, steps_per_generation=2, num_iterations=1)
+    trainer.train()
+    (row,) = [row for row in trainer.state.log_history if "importance_weight/max" in row]
+    assert row["importance_weight/max"] == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "adam"), [(torch.optim.SGD, False), (torch.optim.AdamW, True)])
+def test_the_noise_scale_after_adam_needs_adam(tmp_path: Path, kind: Any, adam: bool) -> None:
+    trainer = build(str(tmp_path), gradient_steps=1, noise_scale=True)
+    trainer.optimizer = kind(trainer.model.parameters(), lr=0.1)
+    trainer.train()
+    assert trainer.noise_scale is not None
+    assert ("noise_scale_adam" in trainer.noise_scale.result()) is adam
 
 
 class Packed(nn.Module):
@@ -262,6 +307,7 @@ def async_trainer(model: Packed, **options: Any) -> DecoupledAsyncGRPOTrainer:
     trainer.accelerator, trainer.current_gradient_accumulation_steps = Accelerator(cpu=True), 1
     trainer.epsilon_low, trainer.epsilon_high, trainer.aux_loss_enabled = 0.2, 0.3, False
     trainer._metrics = {"train": defaultdict(list)}
+    trainer.measures_noise = False
     trainer.average = WeightAverage(model.named_parameters(), 8.0)
     vars(trainer).update(options)
     return trainer
@@ -303,6 +349,7 @@ def test_async_grpo_clips_around_the_average(weight: Any) -> None:
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(*(torch.autograd.grad(x, model.table)[0] for x in (loss, expected)))
     assert (trainer._metrics["train"]["importance_weight/max"][0] == 1.5) is (weight == "token")
+    assert trainer._samples_of_step() == 2  # 6 tokens, 3 in a completion
 
 
 def test_nothing_is_downloaded() -> None:

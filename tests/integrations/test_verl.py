@@ -100,6 +100,17 @@ def test_verl_hand_worked() -> None:
         call_verl(x, "mean", actor_config(), free)
     with pytest.raises(ConfigError, match="need config"):
         call_verl(x, "token-mean", None, free)
+    whole = verl_policy_loss(weight="sequence_product")
+    with pytest.raises(ConfigError, match=r"weight is 'sequence_product', but verl's rollout_is_weights already have"):
+        call_verl(x, "token-mean", actor_config(), whole)
+
+
+@pytest.mark.parametrize("make", [verl_policy_loss, skyrl_policy_loss, slime_importance_weights])
+def test_options_are_checked_before_the_first_loss(make: Any) -> None:
+    with pytest.raises(ConfigError, match="weight is 'tokens', but must be one of token"):
+        make(weight="tokens")
+    with pytest.raises(ConfigError, match=r"bound is 100\.0, but must be Truncate"):
+        make(bound=100.0)
 
 
 def test_skyrl_sums_what_it_has_scaled() -> None:
@@ -171,4 +182,7 @@ def test_slime_hand_worked() -> None:
     assert metrics["tis"].tolist() == pytest.approx([4.0, 0.25, 3.0])
     assert metrics["tis_clipfrac"].tolist() == [1.0, 0.0, 1.0]
     geometric = slime_importance_weights(weight="sequence_geometric_mean", bound=Mask(0.0, 2.0))
-    assert geometric(SimpleNamespace(), **arguments)[0].tolist() == pytest.approx([1.0, 10.0, 0.0])
+    loss, _, metrics = geometric(SimpleNamespace(), **arguments)
+    assert loss.tolist() == pytest.approx([1.0, 10.0, 0.0])
+    assert metrics["tis"].tolist() == pytest.approx([1.0, 1.0, 3.0])
+    assert metrics["tis_clipfrac"].tolist() == [0.0, 0.0, 1.0]

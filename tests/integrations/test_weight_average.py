@@ -57,6 +57,23 @@ def test_the_model_is_as_it_was_after_a_forward_pass_with_the_average() -> None:
     assert all(map(torch.equal, model.parameters(), weights))
 
 
+@pytest.mark.parametrize("average_first", [True, False])
+def test_autocast_does_not_mix_the_average_with_the_weights(average_first: bool) -> None:
+    """Within one block autocast keeps the bf16 copies of the weights that it has met."""
+    model, x = nn.Linear(1, 1, bias=False), torch.ones(1, 1)
+    nn.init.constant_(model.weight, 2.0)
+    average = WeightAverage(model.named_parameters())
+    nn.init.constant_(model.weight, 8.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = None if average_first else model(x)
+        with average.applied(model), torch.no_grad():
+            assert model(x).item() == 2.0
+        theta = model(x) if before is None else before
+    assert theta.item() == 8.0
+    theta.sum().backward()
+    assert model.weight.grad is not None and model.weight.grad.item() == 1.0
+
+
 def test_frozen_weights_are_left_out_and_saved_ones_checked() -> None:
     model = network()
     model[0].requires_grad_(False)
@@ -71,6 +88,9 @@ def test_frozen_weights_are_left_out_and_saved_ones_checked() -> None:
     assert all(map(torch.equal, again.average, average.average))
     with pytest.raises(ConfigError, match=r"different parameters: 0.bias, 0.weight"):
         again.load_state_dict(WeightAverage(network().named_parameters()).state_dict())
+    saved = average.state_dict()
+    with pytest.raises(ConfigError, match=r"average of 3.bias has shape \(1,\), but needs \(2,\)"):
+        again.load_state_dict({**saved, "average": {**saved["average"], "3.bias": torch.zeros(1)}})
 
 
 def test_refusals() -> None:

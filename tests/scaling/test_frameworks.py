@@ -108,6 +108,20 @@ def test_rsl_rl_from_4096_to_256_environments() -> None:
     assert any("settled at" in sentence for sentence in translate(small, "rsl_rl").missing)
 
 
+def test_a_kl_penalty_keeps_the_ewma_in_rsl_rl() -> None:
+    found = translate(ppo_ewma(objective="kl", center_of_mass=32.0, span=4.0), "rsl_rl")
+    names = ("class_name", "center_of_mass", "advantage_span")
+    assert [found.arguments[name] for name in names] == ["anybatch.integrations.rsl_rl:PPOEWMA", 32.0, 4.0]
+    assert "policy.kl_coefficient 1: no counterpart; clip_param limits the policy instead" in found.missing
+    assert not any("center_of_mass" in x or "advantage.span" in x for x in found.missing)
+
+
+def test_the_reference_model_of_trl_excludes_our_trainer() -> None:
+    missing = translate(ppo_ewma(objective="kl"), "trl").missing
+    assert not any("DecoupledGRPOTrainer" in sentence for sentence in missing)
+    assert any("DecoupledGRPOTrainer" in sentence for sentence in translate(ppo_ewma(), "trl").missing)
+
+
 def test_sgd_is_not_sold_as_adam() -> None:
     config = ppo(optimizer_kind="sgd", sgd_momentum=0.9)
     kind = translate(config, "sb3").arguments["policy_kwargs"]

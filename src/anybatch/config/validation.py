@@ -170,10 +170,15 @@ def check_integer(name: str, value: Any, *, at_least: int) -> int:
     raise ConfigError(f"{name} is {shown(value)}, but must be an integer of at least {at_least}")
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a real number, NumPy's included, and not a truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_number(name: str, value: float, *, of: str, at_least: float) -> None:
     """Raise a ConfigError unless ``value`` is a finite number of something, at least ``at_least``."""
     given: Any = value
-    if not (isinstance(given, Real) and at_least <= value < math.inf):
+    if not (is_number(given) and at_least <= value < math.inf):
         raise ConfigError(f"{name} is {shown(given)}, but must be a finite number of {of}, at least {at_least}")
 
 
@@ -184,7 +189,7 @@ def check_positive(name: str, value: float) -> float:
         ConfigError: it is something else.
     """
     given: Any = value
-    if not (isinstance(given, Real) and 0 < value < math.inf):
+    if not (is_number(given) and 0 < value < math.inf):
         raise ConfigError(f"{name} is {shown(given)}, but must be a finite number above 0")
     return value
 
@@ -202,8 +207,8 @@ def check_ewma_arguments(center_of_mass: float | None, advantage_span: float, ma
             "above 0, or None"
         )
     check_number("advantage_span", advantage_span, of="iterations", at_least=1)
-    if not max_importance_ratio >= 1:
-        raise ConfigError(f"max_importance_ratio is {max_importance_ratio}, but must be at least 1")
+    if not (is_number(max_importance_ratio) and max_importance_ratio >= 1):
+        raise ConfigError(f"max_importance_ratio is {shown(max_importance_ratio)}, but must be a number of at least 1")
 
 
 def check_choice(name: str, value: Any, kind: Any) -> None:

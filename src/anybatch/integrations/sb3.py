@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from anybatch.config.validation import check_ewma_arguments
+from anybatch.config.validation import check_ewma_arguments, check_positive
 from anybatch.diagnostics.statistics import clip_fraction
 from anybatch.distributed.collectives import moments
 from anybatch.errors import ConfigError, install_command
@@ -52,8 +52,22 @@ class Memory:
                 self.proximal = EwmaProximal(policy, center_of_mass)
             self.proximal.module.train(False)
         self.normalizer = AdvantageNormalizer(span)
+        self.center_of_mass = center_of_mass
+        """That of the average; None without one."""
         self.device = policy.device
         """Device of the policy."""
+
+    def check_unchanged(self, center_of_mass: float | None, span: float) -> None:
+        """Raise a ConfigError unless the model still has the values with which this was made."""
+        for name, value, made in (
+            ("center_of_mass", center_of_mass, self.center_of_mass),
+            ("advantage_span", span, self.normalizer.span),
+        ):
+            if value != made:
+                raise ConfigError(
+                    f"{name} was changed from {made} to {value} after the model was made, which has no effect on its "
+                    f"averages; pass {name} to PPOEWMA or to PPOEWMA.load"
+                )
 
     def distribution(self, data: RolloutBufferSamples) -> Distribution | None:
         """pi_prox(.|s) of B samples, without gradient; None without an average."""
@@ -125,7 +139,8 @@ class PPOEWMA(PPO):
     :meth:`train` differs: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of the
     weights (section 4, appendix A), or L^KLPEN_decoupled penalises the KL from it, and advantages are normalised by
     moments over iterations (section 4, third adjustment), never over a minibatch. A saved model keeps the average and
-    the moments, and ``load`` also takes a model of Stable-Baselines3's PPO.
+    the moments. ``load`` also takes a model of Stable-Baselines3's PPO; ``PPO.load`` does not take ours, but
+    ``model.policy.save`` writes a policy that Stable-Baselines3 loads without anybatch.
 
     ``anybatch scale ppo-ewma --for sb3 --divide-batch-by 8`` prints the arguments for another batch size.
     """
@@ -184,8 +199,8 @@ class PPOEWMA(PPO):
                 f"advantage_span is {self.advantage_span}, but normalize_advantage is False, which leaves it "
                 "unused; set normalize_advantage True or advantage_span 1"
             )
-        if self.kl_coefficient is not None and not 0 < self.kl_coefficient < math.inf:
-            raise ConfigError(f"kl_coefficient is {self.kl_coefficient}, but must be a number above 0, or None to clip")
+        if self.kl_coefficient is not None:
+            check_positive("kl_coefficient", self.kl_coefficient)
         if self.kl_coefficient is not None and age is None:
             raise ConfigError(
                 "kl_coefficient is set, but center_of_mass None makes the behaviour policy the proximal policy, whose "
@@ -208,7 +223,12 @@ class PPOEWMA(PPO):
             )
 
     def train(self) -> None:
-        """Optimise policy and value on the rollout buffer: the inner two loops of the pseudocode in appendix A."""
+        """Optimise policy and value on the rollout buffer: the inner two loops of the pseudocode in appendix A.
+
+        Raises:
+            ConfigError: ``center_of_mass`` or ``advantage_span`` was changed after the model was made.
+        """
+        self.memory.check_unchanged(self.center_of_mass, self.advantage_span)
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         clip_range, buffer, logged = self._clip_range(), self.rollout_buffer, defaultdict[str, list[float]](list)

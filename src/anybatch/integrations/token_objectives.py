@@ -35,13 +35,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from anybatch.config.validation import check_choice
-from anybatch.errors import ConfigError
+from anybatch.config.validation import check_choice, is_number
+from anybatch.errors import ConfigError, shown
 from anybatch.integrations.token_batches import Aggregate, Level, TokenBatch, token_batch
 from anybatch.objectives import check_coefficient, clipped_weight, known_true
 
@@ -66,7 +66,7 @@ class Truncate:
 
     def __post_init__(self) -> None:
         check_choice("of", self.of, Subject)
-        if not self.above > 0:
+        if not (is_number(self.above) and self.above > 0):
             raise ConfigError(f"Truncate(above={self.above}) must be a number above 0, or inf for no bound")
 
 
@@ -87,7 +87,7 @@ class Mask:
         check_choice("of", self.of, Subject)
         if self.level is not None:
             check_choice("level", self.level, Level)
-        if not 0 <= self.below < self.above:
+        if not (is_number(self.below) and is_number(self.above) and 0 <= self.below < self.above):
             raise ConfigError(
                 f"Mask(below={self.below}, above={self.above}) must have 0 <= below < above, otherwise it masks "
                 "everything"
@@ -253,6 +253,15 @@ def importance_weights(
         return torch.where(tokens.units(weight) & kept, torch.exp(log_weight), 0.0)
 
 
+def check_options(weight: Level, bound: Bound | Sequence[Bound]) -> None:
+    """Raise a ConfigError unless ``weight`` is a level and ``bound`` a :class:`Bound` or a sequence of them.
+
+    The losses check both; this is for objects that are made long before their first loss.
+    """
+    check_choice("weight", weight, Level)
+    _bounds(bound)
+
+
 def of_weight(bound: Bound | Sequence[Bound]) -> list[Bound]:
     """Bounds of prox/behav as :func:`importance_weights` takes them where prox/behav alone is the weight."""
     return [replace(each, of="theta") for each in _bounds(bound)]
@@ -348,7 +357,10 @@ def _bounded_weight(
 
 
 def _bounds(bound: Bound | Sequence[Bound]) -> Sequence[Bound]:
-    bounds = [bound] if isinstance(bound, (Truncate, Mask)) else list(bound)
+    given: Any = bound
+    bounds = list(given) if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(each, Truncate | Mask) for each in bounds):
+        raise ConfigError(f"bound is {shown(given)}, but must be Truncate(...), Mask(...), or a sequence of them")
     if sum(isinstance(each, Truncate) for each in bounds) > 1:
         raise ConfigError("bound has Truncate twice, but can have it only once, with any number of Mask")
     return bounds

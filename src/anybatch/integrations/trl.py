@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.errors import ConfigError, install_command
 from anybatch.integrations.token_batches import Level
-from anybatch.integrations.token_objectives import Bound, importance_weights, of_weight
-from anybatch.integrations.weight_average import WeightAverage
+from anybatch.integrations.token_objectives import Bound, check_options, importance_weights, of_weight
+from anybatch.integrations.weight_average import WeightAverage, evaluation_mode
 from anybatch.normalize import AdvantageNormalizer
 
 try:
@@ -43,6 +44,8 @@ _INPUTS = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles"),
     *("image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 )
+_ROUNDING = 1e-5
+"""Advantages below this are rounding errors of equal rewards; moments would enlarge them to 1."""
 _LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo")
 
 
@@ -59,12 +62,16 @@ class _Decoupled:
         noise_scale: bool = False,
         **kwargs: Any,
     ) -> None:
+        check_options(weight, bound)
         super().__init__(*args, **kwargs)
         self._check()
         trainer: Any = self
-        self.weight, self.bound = weight, bound
+        self.weight, self.bound, self.center_of_mass = weight, bound, center_of_mass
         self.average = WeightAverage(trainer.model.named_parameters(), center_of_mass, average_device)
-        self.noise_scale = None if not noise_scale else self._new_noise_scale(center_of_mass)
+        self.measures_noise = noise_scale
+        self.noise_scale: NoiseScale | None = None
+        """Made before the first step of the optimiser, whose kind it depends on."""
+        self._saved_noise: dict[str, Any] | None = None
         trainer.add_callback(_GradientSteps(self))
 
     def _check(self) -> None:
@@ -79,11 +86,40 @@ class _Decoupled:
         if loss_type not in _LOSSES:
             raise ConfigError(f"loss_type is {loss_type!r}, but must be one of {', '.join(_LOSSES)}")
 
-    def _new_noise_scale(self, center_of_mass: float) -> NoiseScale:
-        args: Any = self.args  # type: ignore[attr-defined]
-        passes = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
-        steps = window_steps(max(1, passes // args.gradient_accumulation_steps), center_of_mass)
-        return NoiseScale(steps, adam="adam" in str(args.optim).lower(), device=args.device)
+    def measure_noise(self) -> None:
+        """Add the gradient of a step to the noise scale, unless its completions have been there before."""
+        trainer: Any = self
+        if not (self.measures_noise and self._is_first_pass()):
+            return
+        optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate wraps it
+        if self.noise_scale is None:
+            self.noise_scale = self._new_noise_scale(isinstance(optimizer, Adam))
+        self.noise_scale.add(list(self.average.parameters.values()), optimizer, self._samples_of_step())
+        for name, value in self.noise_scale.result().items():
+            trainer._metrics["train"][name].append(value)
+
+    def _new_noise_scale(self, adam: bool) -> NoiseScale:
+        # a generated batch is shuffled over its gradient steps, which then have prompts in common
+        steps = self._steps_of_batch()
+        shared = steps > 1
+        window = window_steps(steps, self.center_of_mass, shared_trajectories=shared)
+        device = self.args.device  # type: ignore[attr-defined]
+        noise = NoiseScale(window, adam=adam, iteration=steps if shared else None, device=device)
+        if self._saved_noise is not None and self._saved_noise["signal"].keys() == noise.state_dict()["signal"].keys():
+            noise.load_state_dict(self._saved_noise)
+        return noise
+
+    def _steps_of_batch(self) -> int:
+        """Gradient steps of one pass over completions that were generated together."""
+        return 1
+
+    def _is_first_pass(self) -> bool:
+        """Whether the completions of the gradient step have not been trained on before."""
+        return True
+
+    def _samples_of_step(self) -> int:
+        """Completions of the gradient step, on all devices."""
+        raise NotImplementedError
 
     def _weights(self, logp_proximal: Tensor, logp_behavior: Tensor, mask: Tensor, ids: Tensor | None = None) -> Tensor:
         """The bounded weights prox/behav, in which the proximal policy is what the losses call theta."""
@@ -111,10 +147,13 @@ class _Decoupled:
                 self.average.reset()
 
     def _state(self) -> dict[str, Any]:
-        return {"average": self.average.state_dict()}
+        # without its open window: after a resume, TRL generates a new batch
+        noise = None if self.noise_scale is None else {**self.noise_scale.state_dict(), "window": {}}
+        return {"average": self.average.state_dict(), "noise_scale": noise}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self.average.load_state_dict(state["average"])
+        self._saved_noise = state.get("noise_scale")
 
 
 class _GradientSteps(TrainerCallback):
@@ -125,12 +164,7 @@ class _GradientSteps(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure the gradient, which is that of all micro-batches, clipped if TRL clips."""
-        noise = self.trainer.noise_scale
-        if noise is not None:
-            samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-            noise.add(list(self.trainer.average.parameters.values()), self.trainer.optimizer, samples)
-            for name, value in noise.result().items():
-                self.trainer._metrics["train"][name].append(value)
+        self.trainer.measure_noise()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """theta_prox <- EWMA(theta), unless the step was skipped because a gradient of fp16 overflowed."""
@@ -154,8 +188,9 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
                 measured and logged, which takes the memory of four more gradients in fp32 (False).
 
         Raises:
-            ConfigError: weights are sharded, a loss without an importance ratio, rewards are scaled twice, or TRL would
-                weigh its KL term by theta/prox.
+            ConfigError: an option is none of these, weights are sharded, a loss without an importance ratio, rewards
+                are scaled twice, TRL would weigh its KL term by theta/prox, or the noise scale would be measured on
+                gradient steps that have the same completions twice.
         """
         for given in (*args, *kwargs.values()):
             if isinstance(given, GRPOConfig) and given.beta and given.use_bias_correction_kl:
@@ -171,14 +206,34 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
                 f"scale_rewards is {settings.scale_rewards!r}, but advantage_span would scale them again; set "
                 'scale_rewards="none"'
             )
+        fresh, parts, epochs = settings.steps_per_generation, settings.gradient_accumulation_steps, self.num_iterations
+        if self.measures_noise and fresh % parts and (fresh > parts or epochs > 1):
+            raise ConfigError(
+                f"noise_scale needs gradient steps within a pass, but steps_per_generation is {fresh}, which is not a "
+                f"multiple of gradient_accumulation_steps {parts}"
+            )
+
+    def _steps_of_batch(self) -> int:
+        args: Any = self.args
+        return max(1, int(args.steps_per_generation // args.gradient_accumulation_steps))
+
+    def _is_first_pass(self) -> bool:
+        args: Any = self.args
+        last, fresh = self._step - 1, args.steps_per_generation  # in micro-batches
+        return bool(last % (fresh * self.num_iterations) < fresh)
+
+    def _samples_of_step(self) -> int:
+        args = self.args
+        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         policy: Any = self.model
         if policy.training and self.normalizer is not None:
-            everywhere = self.accelerator.gather(output["advantages"]).double()
+            advantages = torch.where(output["advantages"].abs() < _ROUNDING, 0.0, output["advantages"])
+            everywhere = self.accelerator.gather(advantages).double()
             self.normalizer.update(everywhere.mean(), everywhere.var(correction=0), everywhere.numel())
-            output["advantages"] = self.normalizer(output["advantages"])
+            output["advantages"] = self.normalizer(advantages)
         return output
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
@@ -211,7 +266,7 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         """
         logp, by_sampler = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
         if logp is None:
-            with torch.no_grad():
+            with evaluation_mode(model), torch.no_grad():
                 logp = self._logps(model, inputs)
         return logp if by_sampler is None else torch.where(by_sampler.isnan(), logp, by_sampler)
 
@@ -240,6 +295,9 @@ class DecoupledAsyncGRPOTrainer(_Decoupled, AsyncGRPOTrainer):
     Arguments are those of ``trl.experimental.async_grpo.AsyncGRPOTrainer``, and of :class:`DecoupledGRPOTrainer` but
     for ``advantage_span``.
     """
+
+    def _samples_of_step(self) -> int:
+        return round(self._step_samples)  # TRL packs as many as fit into token_budget
 
     def compute_loss(
         self,

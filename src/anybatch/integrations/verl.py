@@ -30,6 +30,7 @@ from anybatch.integrations.token_batches import Level
 from anybatch.integrations.token_objectives import (
     Bound,
     Truncate,
+    check_options,
     count,
     importance_weights,
     of_weight,
@@ -69,7 +70,11 @@ def verl_policy_loss(
 
     Returns:
         A function of verl's arguments, which returns the scalar loss and metrics.
+
+    Raises:
+        ConfigError: an option is not one of these, or ``weight`` is not ``token`` when verl's weights arrive.
     """
+    check_options(weight, bound)
 
     def loss(
         old_log_prob: Tensor,
@@ -88,6 +93,11 @@ def verl_policy_loss(
         )
         behavior = old_log_prob
         if rollout_is_weights is not None:
+            if weight != "token":
+                raise ConfigError(
+                    f"weight is {weight!r}, but verl's rollout_is_weights already have the level of its "
+                    'algorithm.rollout_correction.rollout_is; set weight="token"'
+                )
             behavior = old_log_prob - rollout_is_weights.log()
         aggregate, denominator = _verl_denominator(response_mask, loss_agg_mode, config.global_batch_info)
         options: Any = {"weight": weight, "ratio": "token", "bound": bound, "aggregate": aggregate, "clip": clip}
@@ -131,7 +141,11 @@ def skyrl_policy_loss(
 
     Returns:
         A function of SkyRL's arguments, which returns the scalar loss and metrics.
+
+    Raises:
+        ConfigError: an option is not one of these.
     """
+    check_options(weight, bound)
 
     def loss(
         log_probs: Tensor,
@@ -217,7 +231,11 @@ def slime_importance_weights(
     Returns:
         A function of slime's arguments, which returns the weighted loss of each token, the masks as they are, and
         metrics.
+
+    Raises:
+        ConfigError: an option is not one of these.
     """
+    check_options(weight, bound)
 
     def weigh(
         args: Any,
@@ -234,7 +252,7 @@ def slime_importance_weights(
         counted = torch.ones_like(ids) if weight == "token" else torch.cat(loss_masks)
         bounds = of_weight(bound)
         weights = importance_weights(proximal, behavior, counted, weight=weight, bound=bounds, sequence_ids=ids)
-        plain = torch.exp(proximal - behavior)
+        plain = importance_weights(proximal, behavior, counted, weight=weight, bound=(), sequence_ids=ids)
         return pg_loss * weights, loss_masks, {"tis": plain, "tis_clipfrac": (weights != plain).float()}
 
     return weigh

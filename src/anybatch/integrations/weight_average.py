@@ -20,6 +20,22 @@ from anybatch.errors import ConfigError
 from anybatch.proximal import accumulate_, decay_of, sum_of_powers
 
 
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Let a model be in evaluation mode, without dropout; its modules return to the modes in which they were.
+
+    Args:
+        model: the model.
+    """
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
 class WeightAverage:
     """The bias-corrected EWMA of named parameters after each gradient step (section 4 and appendix A).
 
@@ -84,17 +100,16 @@ class WeightAverage:
             model: the model that has the parameters; its modules return to the modes in which they were.
         """
         weights = [x.data for x in self.parameters.values()]
-        modes = {module: module.training for module in model.modules()}
         try:
             for x, average in zip(self.parameters.values(), self.average, strict=True):
                 x.data = average.to(x.device, x.dtype)
-            model.eval()
-            yield
+            torch.clear_autocast_cache()  # else autocast takes the bf16 copies that it made of the other weights
+            with evaluation_mode(model):
+                yield
         finally:
             for x, data in zip(self.parameters.values(), weights, strict=True):
                 x.data = data
-            for module, mode in modes.items():
-                module.training = mode
+            torch.clear_autocast_cache()
 
     def state_dict(self) -> dict[str, Any]:
         """The averages by name, and the number of terms."""
@@ -104,14 +119,17 @@ class WeightAverage:
         """Restore what :meth:`state_dict` gave.
 
         Args:
-            state: with the same names.
+            state: with the same names and shapes.
 
         Raises:
-            ConfigError: the names are others.
+            ConfigError: the names or shapes are others.
         """
         if state["average"].keys() != self.parameters.keys():
             changed = sorted(state["average"].keys() ^ self.parameters.keys())
             raise ConfigError(f"the saved average is of different parameters: {', '.join(changed[:5])}")
+        for name, average in zip(self.parameters, self.average, strict=True):
+            if (shape := tuple(state["average"][name].shape)) != average.shape:
+                raise ConfigError(f"the saved average of {name} has shape {shape}, but needs {tuple(average.shape)}")
         for name, average in zip(self.parameters, self.average, strict=True):
             average.copy_(state["average"][name])
         self.terms = int(state["terms"])

@@ -21,6 +21,10 @@ from anybatch.config.schema import TrainConfig
 
 def _notes(config: TrainConfig) -> Iterator[str]:
     yield from ppo_notes(config, "norm-adv works on each minibatch", "clip-coef", counterparts=("kl_stop",))
+    yield (
+        "ppo.py takes discrete actions and vectors; ppo_continuous_action.py, ppo_atari.py and ppo_procgen.py have the "
+        "same arguments"
+    )
     yield f"{describe_optimizer(config)}: no argument; edit optim.Adam(..., eps=1e-5) there"
 
 

@@ -9,6 +9,7 @@ from anybatch.config.frameworks.common import (
     ITERATIONS,
     NO_VALUE_CLIPPING,
     describe_optimizer,
+    has_ewma,
     is_linear,
     max_norm,
     ppo_notes,
@@ -19,18 +20,13 @@ from anybatch.config.schema import TrainConfig
 _CLASS = "anybatch.integrations.rsl_rl:PPOEWMA"
 
 
-def _uses_ppo_ewma(config: TrainConfig) -> bool:
-    """Whether rsl_rl needs anybatch.integrations.rsl_rl.PPOEWMA in place of its PPO."""
-    return config.policy.objective == "clip" and config.policy.proximal == "ewma"
-
-
 def _follows_kl(config: TrainConfig) -> bool:
     """Whether the step size follows a KL divergence."""
     return config.optimizer.kl_target is not None
 
 
 def _notes(config: TrainConfig) -> Iterator[str]:
-    ewma = _uses_ppo_ewma(config)
+    ewma = has_ewma(config)
     normalization = "" if ewma else "advantages are normalised over each iteration"
     yield from ppo_notes(config, normalization, "clip_param", always=True, counterparts=("kl_target",))
     if ewma and not config.advantage.normalize:
@@ -53,7 +49,7 @@ _RUNNER = (
     Row("max_iterations", "", lambda x: math.ceil(x.total_env_steps / x.iteration_batch), ITERATIONS),
 )
 _PPO = (
-    Row("class_name", "policy.proximal", lambda config: _CLASS if _uses_ppo_ewma(config) else "PPO"),
+    Row("class_name", "policy.proximal", lambda config: _CLASS if has_ewma(config) else "PPO"),
     Row("optimizer", "optimizer.kind"),
     Row("num_learning_epochs", "optimizer.policy_epochs"),
     Row("num_mini_batches", "optimizer.minibatches"),
@@ -68,9 +64,9 @@ _PPO = (
     Row("use_clipped_value_loss", "", lambda config: False, NO_VALUE_CLIPPING),
     Row("max_grad_norm", "optimizer.max_grad_norm", max_norm),
     Row("normalize_advantage_per_mini_batch", "advantage.normalize", lambda config: False),
-    Row("center_of_mass", "policy.center_of_mass", when=_uses_ppo_ewma),
-    Row("advantage_span", "advantage.span", when=_uses_ppo_ewma),
-    Row("max_importance_ratio", "policy.max_importance_ratio", when=_uses_ppo_ewma),
+    Row("center_of_mass", "policy.center_of_mass", when=has_ewma),
+    Row("advantage_span", "advantage.span", when=has_ewma),
+    Row("max_importance_ratio", "policy.max_importance_ratio", when=has_ewma),
 )
 _KNOWN = (
     Row("num_envs", "env.num_envs"),

@@ -54,7 +54,9 @@ def _notes(config: TrainConfig) -> Iterator[str]:
         "env.num_envs, rollout.steps, observation.normalize, reward.normalize, GAE, the value function and the "
         "auxiliary phase: no counterpart"
     )
-    if config.advantage.normalize:
+    if config.advantage.normalize and _reference(config):
+        yield f"advantage.span {config.advantage.span:g}: no counterpart; TRL normalises rewards in a group or a batch"
+    elif config.advantage.normalize:
         yield (
             f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
             'scale_rewards="none"; TRL\'s own trainer normalises rewards in a group or a batch'
