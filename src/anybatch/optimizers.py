@@ -114,6 +114,13 @@ class Optimizers:
         if self._config.adaptive_step and _FACTORS in state:
             self._factors, self._once = map(list, state[_FACTORS])
 
+    def take_factors(self, state: Mapping[str, Any]) -> bool:
+        """Take the factor by which another run's step size follows the KL divergence; returns whether it has one."""
+        found = _FACTORS in state and self._config.kl_target is not None
+        if found:
+            self._factors = list(state[_FACTORS][0])
+        return found
+
 
 class StepSizes:
     """The step sizes of an optimiser over a run, by its schedule."""
@@ -137,7 +144,7 @@ def followed(factor: float, kl: float, target: float, by: float) -> float:
     """Factor of the step size after an iteration with a mean KL divergence of ``kl``, as in rsl_rl and rl_games.
 
     Divided by ``by`` above twice the target, multiplied by it below half of the target, and otherwise kept; from 1/100
-    to 100 times the step size of the configuration. Without a positive, finite divergence it is kept.
+    to 100 times the step size of the configuration. Without a positive divergence it is kept.
 
     >>> followed(1.0, 0.05, target=0.02, by=1.5), followed(1.0, 0.03, target=0.02, by=1.5)
     (0.6666666666666666, 1.0)
@@ -148,7 +155,7 @@ def followed(factor: float, kl: float, target: float, by: float) -> float:
         target: ``optimizer.kl_target``.
         by: ``optimizer.kl_factor``.
     """
-    if kl > 2 * target and kl < math.inf:
+    if kl > 2 * target:
         return max(factor / by, 1 / _LARGEST_FACTOR)
     if 0 < kl < target / 2:
         return min(factor * by, _LARGEST_FACTOR)

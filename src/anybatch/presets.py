@@ -8,10 +8,10 @@ Every preset takes the environment and changes by field name::
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Unpack, cast
 
-from anybatch.config.fields import get, resolve
+from anybatch.config.fields import flat, get, resolve
 from anybatch.config.io import override
 from anybatch.config.overrides import Overrides
 from anybatch.config.schema import (
@@ -187,7 +187,7 @@ def ppo_ewma_control(env: Env = CONTROL_ENV, **overrides: Unpack[Overrides]) -> 
 
     See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
     """
-    return override(from_ppo(ppo_control(env)), overrides)
+    return _with_ewma(ppo_control(env), overrides)
 
 
 def ppo_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
@@ -221,7 +221,15 @@ def ppo_ewma_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> Trai
 
     See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
     """
-    return override(from_ppo(ppo_atari(env)), overrides)
+    return _with_ewma(ppo_atari(env), overrides)
+
+
+def _with_ewma(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """PPO-EWMA with the limit of a PPO that has the gradient steps of ``overrides``, unless they name another limit."""
+    given = flat(overrides)
+    steps = {name: x for name, x in given.items() if name in ("optimizer.policy_epochs", "optimizer.minibatches")}
+    tuned = config if "policy.center_of_mass" in given else override(config, steps)
+    return override(from_ppo(tuned), overrides)
 
 
 PAPER: dict[str, Callable[..., TrainConfig]] = {"ppo": ppo, "ppo-ewma": ppo_ewma, "ppg": ppg, "ppg-ewma": ppg_ewma}

@@ -91,6 +91,8 @@ def test_clip_fraction_limits_depend_on_epochs_and_objective() -> None:
     kl = config(objective="kl")
     assert found(healthy(clip_fraction=0.9), kl) == {}
     assert found(healthy(clip_fraction=0.0), kl) == {}
+    unlimited = ppo(total_env_steps=65536 * ROWS, clip=math.inf)
+    assert "clip_fraction_low" not in found(healthy(clip_fraction=0.0), unlimited)
     plain = ppo(total_env_steps=65536 * ROWS)
     assert "PPO-EWMA" in str(found(healthy(clip_fraction=0.001), plain)["clip_fraction_low"])
 

@@ -198,6 +198,23 @@ def test_parameters_without_gradient_are_left_out() -> None:
     assert not math.isnan(sum(estimate.state_dict()["noise"].values()))
 
 
+def test_a_layer_that_a_step_leaves_out_has_gradient_0() -> None:
+    one, other = nn.Parameter(torch.tensor([1.0])), nn.Parameter(torch.tensor([2.0, 3.0]))
+    optimizer, estimate = Adam([one, other], lr=0.1), NoiseScale(3, adam=True)
+    for gradient in ([4.0, -4.0], None, [8.0, 0.0]):
+        one.grad = torch.tensor([6.0])
+        other.grad = None if gradient is None else torch.tensor(gradient)
+        estimate.add([one, other], optimizer, 1)
+        if gradient is None:
+            assert estimate.state_dict()["window"]["sum"].tolist() == [12.0, 4.0, -4.0]
+            # Adam's last denominator: after one step v_hat is the squared gradient
+            assert adam_denominator([one, other], optimizer).tolist() == pytest.approx([6.0, 4.0, 4.0])
+        optimizer.step()
+    assert estimate.state_dict()["window"] == {}
+    fresh = nn.Parameter(torch.zeros(2))
+    assert adam_denominator([fresh], Adam([fresh])).tolist() == [1.0, 1.0]
+
+
 def test_adam_s_denominator_is_the_one_of_the_coming_step() -> None:
     parameter = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = Adam([parameter], lr=0.1, betas=(0.0, 0.9))

@@ -83,10 +83,15 @@ def exchange() -> dict[str, Any]:
         number = rank()
         parameter = nn.Parameter(torch.zeros(2))
         parameter.grad = torch.tensor([1.0, 10.0]) * (number + 1)
-        unused = nn.Parameter(torch.zeros(3))
+        unused, skipped, frozen = (nn.Parameter(torch.zeros(3)) for _ in range(3))
+        frozen.requires_grad_(False)
+        if number == 1:  # the others left the layer out
+            skipped.grad = torch.tensor([3.0, 6.0, 9.0])
         total = sum(range(1, world_size() + 1))
-        mean_gradients_([unused, parameter], (number + 1) / total)
+        mean_gradients_([unused, skipped, frozen, parameter], (number + 1) / total)
+        assert skipped.grad is not None and frozen.grad is None
         found: dict[str, Any] = {"gradient": parameter.grad.tolist(), "unused": unused.grad}
+        found["skipped"] = skipped.grad.tolist()
         values = torch.arange(number + 1, dtype=torch.float32) + 100 * number
         found["moments"] = [[float(x) for x in triple] for triple in moments_of(values, -values)]
         found["statistics"] = mean_over_workers(

@@ -50,6 +50,7 @@ def test_exchange() -> None:
     for rank, one in enumerate(found):
         assert one["gradient"] == pytest.approx([14 / 6, 140 / 6])
         assert one["unused"] is None
+        assert one["skipped"] == pytest.approx([3 * 2 / 6, 6 * 2 / 6, 9 * 2 / 6])  # 2 of 6 samples had a gradient
         assert one["moments"] == [pytest.approx([mean, var, 6]), pytest.approx([-mean, var, 6])]
         seen = one["statistics"]
         assert seen["count"] == 7

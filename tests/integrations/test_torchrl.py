@@ -184,6 +184,8 @@ def test_bf16_targets_are_copies_of_an_fp32_average() -> None:
     again = EwmaUpdate(module, age)
     again.load_state_dict(updater.state_dict())
     assert all(map(torch.equal, again.average, updater.average))
+    again.load_state_dict({**{k: x for k, x in updater.state_dict().items() if k != "average"}})  # of fp32 targets
+    assert all(torch.equal(x, target.float()) for x, target in zip(again.average, targets, strict=True))
     before = [x.clone() for x in updater.average]
     module.float()  # now the targets hold the averages themselves
     updater.step()

@@ -137,15 +137,27 @@ def test_the_hint_of_a_run_without_a_checkpoint_names_the_start(large: Path, tmp
         resume(tmp_path / "run", quiet=True)
 
 
-def test_an_adapted_step_size_starts_anew(tmp_path: Path) -> None:
+def test_a_step_size_that_follows_the_kl_divergence_continues(large: Path, tmp_path: Path) -> None:
     adaptive = small(kl_target=1e-6, step_size=3e-3)
     train(adaptive, tmp_path / "adaptive", quiet=True)
-    assert state_of(tmp_path / "adaptive")["optimizers"]["factors"] != [[1.0], [1.0]]
-    components = build(adaptive, 0)
-    (sentence,) = start_from(tmp_path / "adaptive", components)
+    factors = state_of(tmp_path / "adaptive")["optimizers"]["factors"]
+    assert factors != [[1.0], [1.0]]
+    for folder, expected, copied in ((tmp_path / "adaptive", factors, True), (large, [[1.0], [1.0]], False)):
+        components = build(adaptive, 0)
+        (sentence,) = start_from(folder, components)
+        components.env.close()
+        assert ("factor of the KL-adaptive step size" in sentence.partition("reset")[0]) is copied
+        assert components.learner.optimizers.state_dict()["factors"] == expected
+
+
+def test_the_bias_of_second_moments_is_corrected_as_before(large: Path) -> None:
+    """8 steps at beta2 = 0.999 count as 32 at 0.999^(1/4): 0.999^8 = 0.999^(32/4)."""
+    config, _ = rescale(small(), num_envs=2, adam_betas="both")
+    components = build(config, 0)
+    start_from(large, components)
     components.env.close()
-    assert "the optimiser's averages" in sentence.partition("reset")[0]
-    assert components.learner.optimizers.state_dict()["factors"] == [[1.0], [1.0]]
+    states = components.learner.optimizers.optimizers["joint"].state.values()
+    assert [float(one["step"]) for one in states] == pytest.approx([32.0] * len(states), rel=1e-4)
 
 
 def test_numbers_are_those_of_the_configuration(large: Path) -> None:

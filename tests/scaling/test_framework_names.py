@@ -67,7 +67,7 @@ def test_torchrl(config: TrainConfig) -> None:
     names["collector"].shutdown()
 
 
-@pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPO")])
+@pytest.mark.parametrize(("config", "kind"), [(SMALL, "PPOEWMA"), (ppo(num_envs=2), "PPO"), (ppg_ewma(), "PPOEWMA")])
 def test_rsl_rl(config: TrainConfig, kind: str) -> None:
     pytest.importorskip("rsl_rl", reason="needs pip install '.[rsl-rl]'")
     from rsl_rl.env import VecEnv

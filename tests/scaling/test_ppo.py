@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.presets import ppo
+from anybatch.presets import ppo, ppo_ewma, ppo_ewma_atari, ppo_ewma_control
 from anybatch.proximal import EwmaProximal
 from anybatch.scaling import center_of_mass_of_ppo, from_ppo
 
@@ -52,3 +55,17 @@ def test_everything_else_stays() -> None:
 def test_one_gradient_step_has_no_limit_to_keep() -> None:
     with pytest.raises(ConfigError, match="one minibatch and one policy epoch PPO does not limit the policy"):
         from_ppo(ppo(policy_epochs=1, value_epochs=1, minibatches=1))
+
+
+@pytest.mark.parametrize("preset", [ppo_ewma_control, ppo_ewma_atari])
+def test_presets_have_the_limit_of_the_gradient_steps_that_are_set(preset: Callable[..., TrainConfig]) -> None:
+    assert preset().policy.center_of_mass == center_of_mass_of_ppo(4, 4)
+    once = preset(policy_epochs=1, value_epochs=1)
+    assert once.policy.center_of_mass == center_of_mass_of_ppo(1, 4)
+    assert preset(minibatches=8).policy.center_of_mass == center_of_mass_of_ppo(4, 8)
+    assert preset(minibatches=8, center_of_mass=3.0).policy.center_of_mass == 3.0
+
+
+def test_a_policy_with_a_limit_of_its_own_is_no_plain_ppo() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.proximal is ewma, so this is not a plain PPO"):
+        from_ppo(ppo_ewma())

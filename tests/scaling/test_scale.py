@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 import warnings
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,9 @@ def test_epochs_are_spread_if_asked() -> None:
     (row,) = [x for x in changes if x.field == "optimizer.epoch_window"]
     assert (row.before, row.after, row.rule) == (1, 16, "x 16")
     assert "21,845 environment steps apart" in row.why  # 65,536 / 3
-    assert scaling.scale(small, 1 / 16, epochs="spread")[0] == config
+    for epochs in ("spread", "at-once"):  # passes that are spread already stay so
+        assert scaling.scale(small, 1 / 16, epochs=epochs)[0] == config
+        assert scaling.scale(small, 4, epochs=epochs)[0].optimizer.epoch_window == 64
     once, _ = scaling.scale(ppo_ewma(policy_epochs=1, value_epochs=1), 16, epochs="spread")
     assert once.optimizer.epoch_window == 1  # there is one pass
     # with fewer minibatches the iteration batch, and so the span, stays
@@ -200,6 +203,9 @@ def test_kl_divergences_from_a_policy_of_the_iteration_shrink_with_it(
     assert small.optimizer.kl_target == pytest.approx(0.016 / divisor)
     assert small.optimizer.kl_stop == pytest.approx(0.032 / divisor)
     assert small.optimizer.kl_factor == pytest.approx(1.5 ** (1 / 16))
+    # an enlarged iteration is as many times longer, since passes cannot be closer than at once
+    large, _ = scaling.scale(config, 1 / 4, epochs=epochs)
+    assert large.optimizer.kl_stop == pytest.approx(0.032 * (1 if proximal == "ewma" else 4))
     left, _ = scaling.scale(config, 16, epochs=epochs, adaptive_step=False)
     assert (left.optimizer.kl_target, left.optimizer.kl_stop, left.optimizer.kl_factor) == (0.016, 0.032, 1.5)
 
@@ -227,6 +233,8 @@ def test_a_measured_noise_scale_limits_the_step_size() -> None:
     assert "32,768 at a noise scale of 8,192" in row.why
     assert scaling.scale(large, 4, noise_scale=8192)[0].optimizer.step_size == pytest.approx(1e-3)
     assert scaling.scale(config, 1 / 4, noise_scale=8192, adam_step="none")[0].optimizer.step_size == 1e-3
+    linear, _ = scaling.scale(config, 1 / 4, noise_scale=8192, adam_step="linear")
+    assert linear.optimizer.step_size == pytest.approx(1e-3 * 2 / 1.25)
     sgd = ppo_ewma(optimizer_kind="sgd", **{"optimizer.step_size": 0.1})
     assert scaling.scale(sgd, 1 / 4, noise_scale=8192)[0].optimizer.step_size == pytest.approx(0.1 * 2 / 1.25)
 
@@ -376,6 +384,36 @@ def test_values_set_by_hand_win_and_are_shown() -> None:
     assert by_name["optimizer.step_size"].rule == BY_HAND
     assert "the rule gives 0.000125" in by_name["optimizer.step_size"].why
     assert by_name["policy.center_of_mass"].rule == "x 16"
+
+
+def test_rules_see_the_other_values_set_by_hand() -> None:
+    config = ppo_ewma(num_envs=64, rollout_steps=32)  # 256 samples a gradient step, E = 3
+    by_hand = {
+        "optimizer.kind": "sgd",
+        "optimizer.schedule": "linear",
+        "advantage.normalize": False,
+        "policy_epochs": 1,
+    }
+    scaled, changes = scaling.rescale(config, num_envs=16, overrides=by_hand)
+    rows = {change.field: change for change in changes}
+    assert scaled.optimizer.step_size == config.optimizer.step_size / 4  # SGD's rule
+    assert "advantage.span" not in rows
+    assert rows["policy.center_of_mass"].why == "the proximal policy stays 2,048 environment steps old"  # 8 * 256
+    text = scaling.table(changes)
+    assert "constant" in text and "linear" in text and "sgd" in text
+    assert rows["optimizer.kind"].before == "adam" and rows["optimizer.kind"].rule == BY_HAND
+    for name in ("env.num_envs", "rollout.steps", "optimizer.minibatches", "workers"):
+        with pytest.raises(ConfigError, match=rf"overrides has {name}, which makes up the batch: pass"):
+            scaling.rescale(config, num_envs=16, overrides={name: 8})
+
+
+def test_fractions_are_numbers_and_truth_values_are_not() -> None:
+    assert scaling.scale(ppo_ewma(), Fraction(4))[0] == scaling.scale(ppo_ewma(), 4)[0]
+    with pytest.raises(ConfigError, match=r"256 / 3.5 = 73.1429 is not a whole number"):
+        scaling.scale(ppo_ewma(), Fraction(7, 2))
+    with pytest.raises(ConfigError, match="divide_batch_by is True"):
+        scaling.scale(ppo_ewma(), True)
+    assert type(scaling.sgd_step_size(3e-4, divide_batch_by=np.float32(4))) is float
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

@@ -104,3 +104,16 @@ def test_ppo_is_converted_at_the_batch_where_it_was_tuned() -> None:
     assert carried.config == rescale(from_ppo(base), num_envs=16, minibatches=16)[0]
     unchanged = carry(base, base, (), ppo=True)
     assert (unchanged.config, unchanged.changes) == (from_ppo(base), [])
+
+
+def test_a_run_of_one_gradient_step_may_come_from_a_ppo_of_several() -> None:
+    base = ppo("gym:CartPole-v1", num_envs=8, rollout_steps=128, minibatches=4, policy_epochs=1, value_epochs=1)
+    run = override(base, {"minibatches": 1})
+    carried = carry(base, run, {"optimizer.minibatches"}, TunedAt(minibatches=4), ppo=True)
+    tuned = from_ppo(base).policy.center_of_mass  # of 4 gradient steps
+    assert carried.config.policy.center_of_mass == pytest.approx(tuned / 4)
+
+
+def test_numbers_without_end_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tuned_at.num_envs is 1000.*, but can be at most 4,194,304"):
+        TunedAt(num_envs=10**400).numbers()

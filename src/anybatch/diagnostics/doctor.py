@@ -86,7 +86,7 @@ class LiveDoctor:
 
 def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
     clipped = recent_mean(progress, "clip_fraction")
-    if config.policy.objective != "clip" or clipped is None:
+    if config.policy.objective != "clip" or math.isinf(config.policy.clip) or clipped is None:
         return
     epochs, observed = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
     most = _MANY_CLIPPED if epochs == 1 else _MANY_CLIPPED_IN_EPOCHS

@@ -114,8 +114,8 @@ class NoiseScale:
 
     def add(self, parameters: Sequence[Parameter], optimizer: Optimizer, samples: int) -> None:
         """Take the gradient of one step, mean over ``samples``, before the optimiser uses it."""
-        gradient = torch.cat([x.grad.reshape(-1) for x in parameters if x.grad is not None]).float()
-        if not self._window:
+        gradient = _flat_gradient(parameters)
+        if not self._window or self._window["sum"].shape != gradient.shape:  # a checkpoint's has other parameters
             self._window = {"taken": 0} | {name: torch.zeros_like(gradient) for name in self._sums}
         window = self._window
         if window["taken"] and window["taken"] % (self._iteration or 1) == 0:
@@ -202,22 +202,33 @@ def ratio(noise: float, signal: float) -> float:
     return noise / signal if signal > 0 else math.nan
 
 
+def _flat_gradient(parameters: Sequence[Parameter]) -> Tensor:
+    """Gradient of all trained parameters, flat, in fp32; 0 where a step left a layer out."""
+    trained = [x for x in parameters if x.requires_grad]
+    return torch.cat([(torch.zeros_like(x) if x.grad is None else x.grad).reshape(-1) for x in trained]).float()
+
+
 def adam_denominator(parameters: Sequence[Parameter], optimizer: Optimizer) -> Tensor:
-    """Adam's ``sqrt(v_hat) + eps`` for its coming step, flat, of the parameters that have a gradient.
+    """Adam's ``sqrt(v_hat) + eps`` for its coming step, flat, of all trained parameters.
 
     It counts the present gradient, as Adam does: else a weight that has had none so far would be divided by eps alone.
+    Where a parameter has no gradient, Adam takes no step, and the denominator is that of its last one, or 1.
     """
     group = optimizer.param_groups[0]
     beta2, eps, flat = group["betas"][1], group["eps"], []
-    for parameter in parameters:
+    for parameter in (x for x in parameters if x.requires_grad):
+        state = optimizer.state.get(parameter)
+        steps = float(state["step"]) if state else 0.0
         if parameter.grad is not None:
-            state = optimizer.state[parameter]
-            squares = (1 - beta2) * parameter.grad.square()
-            steps = 1.0
+            squares, steps = (1 - beta2) * parameter.grad.square(), steps + 1
             if state:
                 squares.add_(state["exp_avg_sq"], alpha=beta2)
-                steps += float(state["step"])
-            flat.append((squares / (1 - beta2**steps)).sqrt_().add_(eps).reshape(-1))
+        elif state and steps:
+            squares = state["exp_avg_sq"]
+        else:
+            flat.append(torch.ones_like(parameter).reshape(-1))
+            continue
+        flat.append((squares / (1 - beta2**steps)).sqrt_().add_(eps).reshape(-1))
     return torch.cat(flat)
 
 

@@ -72,6 +72,7 @@ def mean_gradients_(
 ) -> None:
     """Average gradients over all workers in place, in one flat all-reduce.
 
+    A gradient that one worker lacks counts as 0 there; one that all lack stays missing, and its optimiser skips it.
     ``weight`` is this worker's fraction of the samples of all workers; None for equal numbers of samples.
 
     Raises:
@@ -80,13 +81,15 @@ def mean_gradients_(
     """
     if not is_distributed():
         return
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    overdue = torch.full((1,), float(interrupts is not None and interrupts.overdue), device=gradients[0].device)
-    flat = torch.cat([*[gradient.reshape(-1) for gradient in gradients], overdue.to(gradients[0])])
+    trained = [x for x in parameters if x.requires_grad]
+    gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in trained]
+    flags = [float(x.grad is not None) for x in trained] + [float(interrupts is not None and interrupts.overdue)]
+    flat = torch.cat([*[x.reshape(-1) for x in gradients], torch.tensor(flags).to(gradients[0])])
     sum_(flat.mul_(weight or 1 / world_size()))
-    sizes = [gradient.numel() for gradient in gradients]
-    for gradient, mean in zip(gradients, flat[:-1].split(sizes), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    *means, found = flat.split([*[x.numel() for x in gradients], len(flags)])
+    for i, (parameter, gradient, mean) in enumerate(zip(trained, gradients, means, strict=True)):
+        if parameter.grad is not None or float(found[i]) > 0:
+            parameter.grad = gradient.copy_(mean.view_as(gradient))
     # on a GPU reading the flag would wait for queued work; iterations are short there
     if flat.device.type == "cpu" and float(flat[-1]) > 0:
         raise Interrupted

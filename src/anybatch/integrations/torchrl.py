@@ -85,8 +85,8 @@ class EwmaUpdate(TargetNetUpdater):
         """Restore what :meth:`state_dict` gave."""
         super().load_state_dict(state_dict)
         self.terms = int(state_dict["terms"])
-        for x, saved in zip(self.average, state_dict.get("average", ()), strict=False):
-            x.copy_(saved)
+        for x, saved in zip(self.average, state_dict.get("average", self._prox), strict=True):
+            x.copy_(saved)  # the state of fp32 targets has no copies: the targets themselves are the averages
 
     def _follow_targets(self) -> None:
         """Keep the averages, in fp32 at least, where the targets are: the loss module may have been moved or cast."""

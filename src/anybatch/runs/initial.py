@@ -5,7 +5,8 @@ the moments of the advantages, Adam's averages of the gradients, and the average
 policy. Counters, schedules, random numbers, episodes and the data of a policy phase start anew.
 
 A gradient step of c times fewer samples has a gradient with c times the variance, so Adam's second moments are
-multiplied by c. Its first moments, which average some ten gradients, start at 0 if the batch is another. The proximal
+multiplied by c. Its first moments, which average some ten gradients, start at 0 if the batch is another. Its count of
+steps is converted if beta2 is another, so that the bias of the second moments is corrected as before. The proximal
 policy's average continues: it has the age in environment steps that the scaling rules keep.
 """
 
@@ -62,6 +63,10 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
     taken_over |= _load_proximal(state.get("proximal", {}), learner.proximal, steps)
     averages = _load_optimizers(state, components, source, samples)
     taken_over["the optimiser's averages"] = averages
+    if config.optimizer.kl_target is not None:
+        both = source.optimizer.kl_target is not None
+        found = learner.optimizers.take_factors(state["optimizers"] if both else {})
+        taken_over["the factor of the KL-adaptive step size"] = found
     taken_over |= dict.fromkeys(("counters", "schedules", "random numbers", "episodes"), False)
     taken, anew = (", ".join(name for name, x in taken_over.items() if x == kind) for kind in (True, False))
     sentences = [
@@ -165,7 +170,11 @@ def _load_optimizer(optimizer: Optimizer, saved: State) -> None:
     numbers = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, numbers, strict=True):
+        before, after = (betas[1] for betas in (group.get("betas", (0, 0)), values.get("betas", (0, 0))))
         group |= values
+        for parameter in group["params"]:
+            if before != after and before > 0 and after > 0 and "step" in optimizer.state[parameter]:
+                optimizer.state[parameter]["step"] *= math.log(before) / math.log(after)  # the same beta2^step
 
 
 def _auxiliary_batch(config: TrainConfig) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
@@ -48,10 +48,8 @@ def with_overrides(config: TrainConfig, changes: Iterable[Change], overrides: Ma
     return list(result.values())
 
 
-def show(value: Value) -> str:
-    """Short text of a value: 3.125e-05; 0.9995885, 0.9999961; none."""
-    if value is None:
-        return "none"
-    if isinstance(value, tuple):
+def show(value: Any) -> str:
+    """Short text of a value: 3.125e-05; 0.9995885, 0.9999961; none; linear."""
+    if isinstance(value, tuple) and all(isinstance(x, float) for x in value):
         return ", ".join(f"{x:.7g}" for x in value)
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+    return f"{value:.6g}" if isinstance(value, float) else fields.word(value)

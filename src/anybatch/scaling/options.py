@@ -52,7 +52,8 @@ class Rules:
     """Gradient noise scale in samples, as measured by a run: step sizes change less near it, and not beyond; None
     assumes that it is far above both batches, as the paper does."""
     epochs: Epochs = "at-once"
-    """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were."""
+    """Make all passes over a sample at once, or spread them over c iterations, as far apart as they were. Passes that
+    are spread already (epoch_window above 1) stay so in both cases."""
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for an option that is not one of its choices: other text would count as yes or no."""

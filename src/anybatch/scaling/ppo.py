@@ -42,8 +42,14 @@ def from_ppo(config: TrainConfig) -> TrainConfig:
     Everything else stays, so call it with the hyperparameters at the batch where they were tuned, and scale afterwards.
 
     Raises:
-        ConfigError: an iteration has one gradient step, in which PPO does not limit the policy.
+        ConfigError: an iteration has one gradient step, in which PPO does not limit the policy, or the configuration
+            is not a plain PPO.
     """
+    if config.policy.proximal != "behavior":
+        raise ConfigError(
+            f"from_ppo: policy.proximal is {config.policy.proximal}, so this is not a plain PPO and has its own limit; "
+            "omit from_ppo"
+        )
     if config.optimizer.policy_epochs * config.optimizer.minibatches == 1:
         raise ConfigError(
             "from_ppo: with one minibatch and one policy epoch PPO does not limit the policy, so no EWMA limits it as "

@@ -10,18 +10,16 @@ of iterations behind the advantage moments, in a phase of PPG, and in the delay 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from numbers import Real
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from anybatch.config import fields
 from anybatch.config.chunks import time_chunks
 from anybatch.config.io import converted
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import MOST_ENVS, check_choice, check_integer
-from anybatch.errors import ConfigError, shown
+from anybatch.config.validation import MOST_ENVS, check_choice, check_integer, check_positive
+from anybatch.errors import ConfigError
 from anybatch.scaling.changes import ASKED, Change, Value, apply_changes, show, with_overrides
 from anybatch.scaling.conditions import warn_about
 from anybatch.scaling.options import AdamBetas, AdamStep, Epochs, RuleName, Rules, WithNoise
@@ -117,7 +115,8 @@ def scale(
             ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
         noise_scale: in samples: step sizes and the numbers that gradients are compared with saturate there; None takes
             it to be far above both batches.
-        epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs.
+        epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs; "at-once" does so
+            only if it is above 1, where passes are spread already.
 
     Returns:
         The new configuration, and every field that changed.
@@ -159,14 +158,15 @@ def rescale(
         workers: data-parallel workers; None changes them with ``num_envs`` as in :func:`scale`.
         rule: "paper", or "fixed-minibatch", which keeps the samples of a gradient step and with them the step size,
             and takes more or fewer minibatches instead (Beukman et al. 2026, arXiv:2603.06009).
-        overrides: values by field name that replace those of the rules; their changes have the rule "by hand".
+        overrides: values by field name that replace those of the rules; their changes have the rule "by hand". The
+            rules see other fields, such as ``optimizer.kind``, as they are set here.
         **rules: ``adam_step`` and all that follow it as in :func:`scale`.
 
     Returns:
         The new configuration, and every field that changed.
 
     Raises:
-        ConfigError: the new numbers do not fit each other.
+        ConfigError: the new numbers do not fit each other, or ``overrides`` has one that is an argument.
 
     Warns:
         ScalingWarning: a condition of :func:`anybatch.scaling.validity` is not met.
@@ -177,6 +177,9 @@ def rescale(
         for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False)
     )
     overrides = {full: converted(full, value) for full, value in fields.flat(overrides or {}).items()}
+    for name in FIELDS[:4]:
+        if name in overrides:
+            raise ConfigError(f"overrides has {name}, which makes up the batch: pass {name.split('.')[-1]}= to rescale")
     if num_envs is not None and num_envs > MOST_ENVS:
         raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
@@ -200,9 +203,7 @@ def table(changes: Iterable[Change]) -> str:
 
 def _divided_envs(num_envs: int, c: float) -> int:
     """``num_envs / c``, if that is a whole number of environments."""
-    given: Any = c
-    if not isinstance(given, Real) or not 0 < c < math.inf:
-        raise ConfigError(f"divide_batch_by is {shown(c)}, but must be a finite number above 0")
+    c = float(check_positive("divide_batch_by", c))
     if num_envs / c < 1 - 1e-9:
         raise ConfigError(
             f"divide_batch_by is {c:g}, but there are only {num_envs} environments: the divisor can be at most "
@@ -240,12 +241,14 @@ def _transfer(
     after_batch = apply_changes(config, changes)
     changes += [workers_change(config, after_batch, workers)]
     by_hand = {name: value for name, value in overrides.items() if name == "optimizer.kl_target"}  # may switch it on
-    after_batch = apply_changes(config, with_overrides(config, changes, by_hand))
-    changes += [*optimizer_changes(config, after_batch, rules), *iteration_changes(config, after_batch, rules)]
-    if config.aux.enabled and rules.auxiliary:
+    others = {name: value for name, value in overrides.items() if name not in FIELDS}
+    ruled = apply_changes(config, with_overrides(config, [], others))
+    after_batch = apply_changes(ruled, with_overrides(ruled, changes, by_hand))
+    changes += [*optimizer_changes(ruled, after_batch, rules), *iteration_changes(ruled, after_batch, rules)]
+    if ruled.aux.enabled and rules.auxiliary:
         # minibatches divide the phase that will be run, so an N_pi set by hand counts already
         phase = apply_changes(config, with_overrides(config, changes, overrides))
-        changes += auxiliary_changes(config, phase, rules)
+        changes += auxiliary_changes(ruled, phase, rules)
     changes = [change for change in with_overrides(config, changes, overrides) if change.before != change.after]
     scaled, exact = apply_changes(unscaled, changes), apply_changes(config, changes)
     if scaled.aux.minibatches_per_epoch != exact.aux.minibatches_per_epoch:  # minibatches None would change with N_pi

@@ -27,10 +27,11 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     c = config.optimization_batch / new.optimization_batch
     optimizer, policy = config.optimizer, config.policy
     changes = []
+    root = optimizer.kind == "adam" and rules.adam_step == "sqrt"
     if rules.adam_step != "none" and rules.noise_scale is not None:
-        changes.append(_saturating_change(config, c, rules.noise_scale))
+        changes.append(_saturating_change(config, c, rules.noise_scale, root))
     elif rules.adam_step != "none":
-        root, why = optimizer.kind == "adam" and rules.adam_step == "sqrt", f"{_fewer(c)} samples per gradient step"
+        why = f"{_fewer(c)} samples per gradient step"
         if root:
             why += f"; Adam divides by noise that {'grows' if c >= 1 else 'shrinks'} by sqrt({_factor(c)})"
         changes.append(_step_size_change("optimizer.step_size", optimizer.step_size, c, root, why))
@@ -50,10 +51,10 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
     return changes
 
 
-def _saturating_change(config: TrainConfig, c: float, noise_scale: float) -> Change:
-    """Change of the step size where the noise scale may be near."""
-    step, batch, adam = config.optimizer.step_size, config.optimization_batch, config.optimizer.kind == "adam"
-    after = single.saturating_step_size(step, divide_batch_by=c, batch=batch, noise_scale=noise_scale, adam=adam)
+def _saturating_change(config: TrainConfig, c: float, noise_scale: float, root: bool) -> Change:
+    """Change of the step size where the noise scale may be near; far below it by ``root`` of c, or by c."""
+    step, batch = config.optimizer.step_size, config.optimization_batch
+    after = single.saturating_step_size(step, divide_batch_by=c, batch=batch, noise_scale=noise_scale, adam=root)
     factor = step / after if step else 1.0
     why = f"{_fewer(c)} samples per gradient step, {batch / c:,.0f} at a noise scale of {noise_scale:,.0f}"
     return Change("optimizer.step_size", step, after, f"{_sign(factor)} {_factor(factor)}", why)
@@ -94,7 +95,7 @@ def iteration_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
             why = f"the rule gives {span * c:.3g}, but 1, the current iteration, is the minimum"
         changes.append(Change("advantage.span", span, single.advantage_span(span, divide_batch_by=c), _times(c), why))
     epochs = max(config.optimizer.policy_epochs, config.optimizer.value_epochs)
-    if rules.epochs == "spread" and epochs > 1:
+    if _spreads(config, rules) and epochs > 1:
         before, apart = config.optimizer.epoch_window, config.optimizer.epoch_window * config.iteration_batch / epochs
         after = single.epoch_window(before, divide_batch_by=c)
         why = f"passes over a sample stay {apart:,.0f} environment steps apart"
@@ -134,8 +135,9 @@ def _kl_changes(config: TrainConfig, new: TrainConfig, c: float, rules: Rules) -
         if math.log(after) < math.log(optimizer.kl_factor) / c * (1 - TOLERANCE):
             why = f"at most {after:g}: more would jump across the range from half to twice optimizer.kl_target"
         changes.append(Change("optimizer.kl_factor", optimizer.kl_factor, after, _inverse_power(c), why))
-    spread = rules.epochs == "spread" and optimizer.policy_epochs > 1
-    as_old = config.policy.proximal == "behavior" and (spread or (rules.staleness and config.stale))
+    spread = _spreads(config, rules) and optimizer.policy_epochs > 1 and optimizer.epoch_window * c >= 1
+    stale = rules.staleness and config.stale and _keeps_age(config, new, c)
+    as_old = config.policy.proximal == "behavior" and (spread or stale)
     if config.policy.proximal != "ewma" and not as_old:
         why = (
             "the policy moves less in a shorter iteration" if c >= 1 else "the policy moves more in a longer iteration"
@@ -147,13 +149,24 @@ def _kl_changes(config: TrainConfig, new: TrainConfig, c: float, rules: Rules) -
     return changes
 
 
+def _spreads(config: TrainConfig, rules: Rules) -> bool:
+    """Whether ``optimizer.epoch_window`` follows the batch: it is asked for, or passes are spread already."""
+    return rules.epochs == "spread" or config.optimizer.epoch_window > 1
+
+
+def _keeps_age(config: TrainConfig, new: TrainConfig, c: float) -> bool:
+    """Whether stale data is as old in environment steps as before, up to rounding to whole iterations."""
+    lag = single.max_lag(config.rollout.source.lag, divide_batch_by=c)
+    return abs(lag * new.iteration_batch / staleness(config) - 1) <= TOLERANCE
+
+
 def _staleness_change(config: TrainConfig, new: TrainConfig, c: float) -> Change:
     """Delay or maximal lag, which count iterations, for data of the same age in environment steps."""
     source, at_most = config.rollout.source, "at most " if config.rollout.source.kind == "asynchronous" else ""
     lag = single.max_lag(source.lag, divide_batch_by=c)
     before, after = staleness(config), lag * new.iteration_batch
     why = f"data stays {at_most}{before:,} environment steps old"
-    if abs(after / before - 1) > TOLERANCE:
+    if not _keeps_age(config, new, c):
         why = f"the rule gives {source.lag * c:.4g}; data is {at_most}{after:,} steps old instead of {before:,}"
     name = "delay" if source.kind == "delayed" else "max_lag"
     return Change(f"rollout.source.{name}", source.lag, lag, _times(c), why)

@@ -14,10 +14,9 @@ samples between two rounds of collecting data.
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
-from anybatch.config.validation import check_number, check_positive
+from anybatch.config.validation import check_number, check_positive, is_number
 from anybatch.errors import ConfigError, shown
 
 _MOST = 1e12
@@ -55,7 +54,7 @@ def sgd_step_size(step_size: float, *, divide_batch_by: float) -> float:
     Raises:
         ConfigError: the step size is below 0, or c not a number from 1e-12 to 1e12.
     """
-    return _step_size(step_size) / _factor(divide_batch_by)
+    return float(_step_size(step_size) / _factor(divide_batch_by))
 
 
 def saturating_step_size(
@@ -103,7 +102,7 @@ def adam_beta(beta: float, *, divide_batch_by: float) -> float:
         ConfigError: ``beta`` is out of range, or c not a number from 1e-12 to 1e12.
     """
     given: Any = beta
-    if not (isinstance(given, Real) and 0 <= beta < 1):
+    if not (is_number(given) and 0 <= beta < 1):
         raise ConfigError(f"beta is {shown(given)}, but a decay rate must be at least 0 and below 1")
     return float(beta ** (1 / _factor(divide_batch_by)))
 
@@ -226,7 +225,7 @@ def kl_factor(factor: float, *, divide_batch_by: float) -> float:
         ConfigError: an argument is out of range.
     """
     given: Any = factor
-    if not (isinstance(given, Real) and 1 < factor < math.inf):
+    if not (is_number(given) and 1 < factor < math.inf):
         raise ConfigError(f"kl_factor is {shown(given)}, but must be a finite number above 1")
     most, power = max(factor, _MOST_KL_FACTOR), 1 / _factor(divide_batch_by)
     return float(factor**power if power * math.log(factor) < math.log(most) else most)
@@ -273,20 +272,20 @@ def max_lag(lag: int, *, divide_batch_by: float) -> int:
 
 def _factor(divide_batch_by: float) -> float:
     given: Any = divide_batch_by
-    if not (isinstance(given, Real) and 1 / _MOST <= divide_batch_by <= _MOST):
+    if not (is_number(given) and 1 / _MOST <= divide_batch_by <= _MOST):
         raise ConfigError(f"divide_batch_by is {shown(given)}, but must be a number from {1 / _MOST:g} to {_MOST:g}")
-    return divide_batch_by
+    return float(divide_batch_by)
 
 
 def _step_size(value: float) -> float:
     given: Any = value
-    if not (isinstance(given, Real) and 0 <= value < math.inf):
+    if not (is_number(given) and 0 <= value < math.inf):
         raise ConfigError(f"step_size is {shown(given)}, but must be a finite number of at least 0")
     return value
 
 
 def _whole(name: str, value: int, at_least: int = 1) -> int:
     given: Any = value
-    if not (isinstance(given, Real) and at_least <= value < math.inf) or value != int(value):
+    if not (is_number(given) and at_least <= value < math.inf) or value != int(value):
         raise ConfigError(f"{name} is {shown(given)}, but must be an integer of at least {at_least}")
     return int(value)

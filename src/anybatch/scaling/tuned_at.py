@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
-from anybatch.config.validation import check_integer
-from anybatch.errors import ConfigError
+from anybatch.config.validation import MOST_ENVS, check_integer
+from anybatch.errors import ConfigError, shown
 from anybatch.scaling.changes import Change, Value, apply_changes, show
 from anybatch.scaling.options import Adjustments
 from anybatch.scaling.ppo import from_ppo
@@ -46,14 +46,18 @@ class TunedAt:
         """The numbers that were given, by full field name.
 
         Raises:
-            ConfigError: one of them is not an integer of at least 1.
+            ConfigError: one of them is not an integer from 1 to 4,194,304.
         """
-        numbers = {name: getattr(self, self.name_of(name)) for name in BATCH}
-        return {
+        given = {name: getattr(self, self.name_of(name)) for name in BATCH}
+        numbers = {
             name: check_integer(f"tuned_at.{self.name_of(name)}", number, at_least=1)
-            for name, number in numbers.items()
+            for name, number in given.items()
             if number is not None
         }
+        for name, number in numbers.items():
+            if number > MOST_ENVS:
+                raise ConfigError(f"tuned_at.{self.name_of(name)} is {shown(number)}, but can be at most {MOST_ENVS:,}")
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ def carry(
         tuned = apply_changes(config, starts)
         overrides = _followers(config, given)
     if ppo:
-        tuned, config = _from_ppo(tuned, given, notes), from_ppo(config)
+        tuned = _from_ppo(tuned, given, notes)
+        config = fields.replace(config, "policy.proximal", "ewma")
+        config = fields.replace(config, "policy.center_of_mass", tuned.policy.center_of_mass)
     asked = {name: fields.get(config, name) for name in BATCH if fields.get(config, name) != fields.get(tuned, name)}
     if options.rule == "fixed-minibatch" and "optimizer.minibatches" not in given:
         asked.pop("optimizer.minibatches", None)  # computed
