@@ -300,7 +300,7 @@ BAD: dict[str, list[Any]] = {
     "keep_checkpoints": [0],
     "env.num_envs": [0, -3],
     "env.threads": [-1],
-    "env.frame_stack": [0],
+    "env.frame_stack": [0, 1001, 10**30],
     "rollout.steps": [0],
     "rollout.source.delay": [-1],
     "rollout.source.max_lag": [-1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers.vector import NormalizeReward as NormalizeRewards
 
 from anybatch.config.schema import EnvConfig
+from anybatch.envs import contract
 from anybatch.envs.base import derive_seeds
 from anybatch.envs.factory import make
 from anybatch.envs.gymnasium import GymnasiumLoop
@@ -443,6 +445,16 @@ def test_normalizing_wrappers_are_warned_about(env: Any, options: dict[str, Any]
     assert "NormalizeObservation" in text and "set observation.normalize true" in text
     assert "NormalizeReward" in text and "set reward.normalize true" in text
     assert len([one for one in warned if "is wrapped in" in str(one.message)]) == 2
+
+
+def test_a_training_process_that_has_a_parent_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would die with the thread that started it."""
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    here: list[int] = []  # the list of this process, not of the forked ones
+    monkeypatch.setattr(contract, "end_with_parent", lambda: here.append(1))
+    with pytest.warns(UserWarning, match="is wrapped in"):
+        make(EnvConfig(id=environment_id(normalized), options={"vectorization": "async"}), 1, 0).close()
+    assert here == []
 
 
 @pytest.mark.parametrize("envs", [{"a": 1}, [], 3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ OWN = sorted(
 def test_our_wrapper_passes_gymnasium_s_checker(task: str) -> None:
     """:class:`CheckedEnv` is around environments that run in processes."""
     env = gymnasium.make(task, disable_env_checker=True)
-    check_env(CheckedEnv(env, task, 0), skip_render_check=True, skip_close_check=True)
+    check_env(CheckedEnv(env, task, 0, os.getpid()), skip_render_check=True, skip_close_check=True)
 
 
 def documented() -> dict[str, str]:

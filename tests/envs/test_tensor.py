@@ -98,6 +98,56 @@ def test_arrays_for_evaluation() -> None:
     assert steps[0].final_observation is None and steps[1].done.tolist() == [True, False, False]
 
 
+@pytest.mark.parametrize("space", [spaces.Box(100, 200, (1,), np.uint8), spaces.MultiBinary(2), spaces.Discrete(3)])
+def test_integer_actions_have_one_dtype_in_training_and_evaluation(space: spaces.Space[Any]) -> None:
+    games, env = made(action_space=space)
+    games.reset()
+    spec = ActionSpec(games.action_space)
+    action = torch.zeros(3, *spec.shape, dtype=torch.int64)
+    games.step_tensors(spec.tensor_to_env(action))
+    games.step(spec.to_env(action))
+    first, second = env.actions
+    assert first.dtype == second.dtype == torch.int64
+    assert torch.equal(first, second)
+
+
+def test_actions_stay_within_float64_bounds() -> None:
+    games, env = made(action_space=spaces.Box(-0.1, 0.1, (1,), np.float64))
+    games.reset()
+    games.step_tensors(torch.full((3, 1), np.float32(0.1)))  # 0.10000000149 as float64
+    assert env.actions[0].dtype == torch.float64 and float(env.actions[0].max()) == 0.1
+
+
+def test_a_tuple_of_two_observations_may_come_without_info() -> None:
+    pair = spaces.Tuple((spaces.Box(0, 100, (1,)), spaces.Box(0, 1, (2,))))
+    games, env = made(observation_space=pair, observe=lambda: (torch.ones(3, 1), torch.zeros(3, 2)))
+    env.reset = lambda: (torch.ones(3, 1), torch.zeros(3, 2))  # type: ignore[method-assign, assignment]
+    observation = games.reset()
+    assert isinstance(observation, dict) and [x.shape for x in observation.values()] == [(3, 1), (3, 2)]
+
+
+class Simulator(gymnasium.Env[Any, Any]):
+    """A tensor environment as simulators register it: a gymnasium.Env."""
+
+    def __init__(self, num_envs: int) -> None:
+        inner = Counting(num_envs)
+        vars(self).update(vars(inner))
+        self.reset, self.step = inner.reset, inner.step  # type: ignore[method-assign, assignment]
+
+
+def test_a_wrapper_that_hides_a_tensor_environment_is_named() -> None:
+    wrapped = gymnasium.wrappers.OrderEnforcing(Simulator(3))
+    with pytest.raises(ConfigError, match=r"env is a OrderEnforcing around a tensor environment, .*use env\.unwrapped"):
+        environment_id(wrapped)
+    assert environment_id(wrapped.unwrapped)
+
+    def make_wrapped(num_envs: int) -> Any:
+        return gymnasium.wrappers.OrderEnforcing(Simulator(num_envs))
+
+    with pytest.raises(EnvError, match=r"returned a OrderEnforcing around a tensor environment.*use env\.unwrapped"):
+        make(EnvConfig(id=environment_id(make_wrapped)), 3, 0)
+
+
 def test_rows_of_episodes_that_were_not_truncated_have_no_last_observation() -> None:
     games, env = made()
     games.reset()

@@ -30,9 +30,10 @@ from anybatch.presets import ppo
 from anybatch.runs import checkpoint
 from anybatch.runs.evaluation import Evaluation, LoadedPolicy, choose_actions, evaluate, initial_policy, load_policy
 from anybatch.runs.folder import read_config
-from anybatch.runs.saved_spaces import from_plain, to_plain
+from anybatch.runs.saved_spaces import difference, from_plain, to_plain
 from anybatch.runs.video import record
-from anybatch.training import resume, train
+from anybatch.sampling.rollout import step_of
+from anybatch.training import TrainResult, resume, train
 
 SMALL = {"num_envs": 2, "rollout_steps": 4, "minibatches": 2, "total_env_steps": 16, "tensorboard": False}
 
@@ -208,6 +209,49 @@ def test_numbering_by_hand() -> None:
 def test_an_observation_that_does_not_fit(observation: Any, words: str) -> None:
     with pytest.raises(EnvError, match=words):
         policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).act(observation)
+
+
+def test_tensors_give_tensors() -> None:
+    policy = policy_of(spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Box(-1, 1, (1,))), spaces.Discrete(2, start=3))
+    arrays = {"a": np.zeros((4, 2), np.float32), "b": np.ones((4, 1), np.float32)}
+    tensors = {name: torch.from_numpy(x).requires_grad_() for name, x in arrays.items()}
+    action = policy.act(tensors, greedy=True)
+    assert isinstance(action, torch.Tensor) and action.dtype == torch.int64
+    assert action.tolist() == policy.act(arrays, greedy=True).tolist()
+    one = policy.act({name: x[0] for name, x in tensors.items()}, greedy=True)
+    assert one.shape == () and int(one) == int(action[0])
+
+
+def test_only_images_are_said_to_be_stacked() -> None:
+    with pytest.raises(EnvError, match=r"has shape \(\), but its space has \(2,\)\.$"):
+        policy_of(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).act(0.5)
+
+
+def test_a_run_in_place_of_a_policy_is_one_sentence(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy is '.*', but must be a LoadedPolicy, as load_policy\(run_dir\) ret"):
+        evaluate(str(run))  # type: ignore[arg-type]
+    result = TrainResult(run, 1, 0.0, interrupted=False)
+    for call in (load_policy, resume):
+        with pytest.raises(ConfigError, match=r"run_dir is TrainResult\(.*, but must be a folder; its run_dir is one"):
+            call(result)  # type: ignore[arg-type]
+
+
+def test_a_step_that_fails_on_an_infinite_action_is_a_divergence(scripted: LoadedPolicy) -> None:
+    class Fragile:
+        def step(self, action: np.ndarray) -> Any:
+            raise EnvError("The observation of environment 0 of x is not finite: it is inf at [0].")
+
+    for action, kind in ((np.array([[np.inf]]), DivergenceError), (np.zeros((1, 1)), EnvError)):
+        with pytest.raises(kind):
+            step_of(Fragile(), action)  # type: ignore[arg-type]
+
+
+def test_equal_bounds_of_two_dtypes_are_the_same_space() -> None:
+    """EnvPool's Humanoid has bounds of 0.4 in float64, Gymnasium's in float32."""
+    wide, narrow = (spaces.Box(-0.4, 0.4, (3,), dtype) for dtype in (np.float64, np.float32))
+    observation = spaces.Box(-1, 1, (2,))
+    assert difference((observation, wide), (observation, narrow), "x") is None
+    assert difference((observation, wide), (observation, spaces.Box(-0.5, 0.4, (3,))), "x")
 
 
 def test_an_array_that_torch_cannot_share() -> None:

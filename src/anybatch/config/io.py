@@ -149,6 +149,8 @@ def converted(full: str, value: Any) -> Any:
     """
     if full in schedules.SCHEDULES.values() and callable(value):
         value = schedules.tabulate(full, value)
+    if full == "env.id" and callable(value):
+        raise ConfigError(f"env.id is {shown(value)}, but must be text here; pass it as env to a preset")
     if full == "model.encoder" and not isinstance(value, str):
         value = encoder_path(value)
     return _convert(fields.types()[full], value, full)

@@ -21,6 +21,7 @@ Range: TypeAlias = tuple[Callable[[float], bool], str]
 MOST_ENVS = 1 << 22
 """Largest number of environments."""
 
+_MOST_FRAMES = 1000
 _AT_LEAST_1: Range = (lambda x: x >= 1, "an integer of at least 1")
 _AT_LEAST_0: Range = (lambda x: x >= 0, "a number of at least 0")
 _ABOVE_0: Range = (lambda x: x > 0, "a number above 0")
@@ -34,7 +35,7 @@ _RANGES: dict[str, Range] = {
     "checkpoint_seconds": _AT_LEAST_0,
     "keep_checkpoints": _AT_LEAST_1,
     "env.num_envs": (lambda x: 1 <= x <= MOST_ENVS, f"an integer from 1 to {MOST_ENVS:,}"),
-    "env.frame_stack": _AT_LEAST_1,
+    "env.frame_stack": (lambda x: 1 <= x <= _MOST_FRAMES, f"an integer from 1 to {_MOST_FRAMES:,}"),
     "env.threads": _AT_LEAST_0,
     "env.step_timeout": (lambda x: x > 0, "a number of seconds above 0, or none"),
     "observation.clip": _ABOVE_0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import multiprocessing
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -166,13 +166,13 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     this wrapper returns a copy.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str, index: int) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], env_id: str, index: int, training_process: int) -> None:
         super().__init__(env)
         self._env_id = env_id
         self._index = index
         self._steps = 0
         spaces_of(env, env_id)
-        if multiprocessing.parent_process() is None:  # AsyncVectorEnv makes one in this process for its spaces
+        if os.getpid() == training_process:  # AsyncVectorEnv makes one there for its spaces
             warn_about_normalizers(env, env_id)
         else:
             end_with_parent()

@@ -6,6 +6,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,9 @@ from anybatch.envs.registry import (
     check_not_standard,
     find_environment,
     given_environments,
+    hides_tensor_env,
     is_tensor_env,
+    words_for_hidden,
 )
 from anybatch.envs.timeout import TimedEnv
 from anybatch.errors import ConfigError, EnvError, user_code_error
@@ -258,8 +261,10 @@ def _vectorize(make_env: Callable[[], gymnasium.Env[Any, Any]], config: EnvConfi
 
 
 def _start_processes(make_env: Callable[[], gymnasium.Env[Any, Any]], count: int, env_id: str) -> AsyncVectorEnv:
+    here = os.getpid()
+
     def maker(index: int) -> Callable[[], CheckedEnv]:
-        return lambda: CheckedEnv(make_env(), env_id, index)
+        return lambda: CheckedEnv(make_env(), env_id, index, here)
 
     makers = [maker(index) for index in range(count)]
     try:
@@ -291,6 +296,8 @@ def _make_callable(function: Callable[..., Any], config: EnvConfig, seeds: Seque
     if is_tensor_env(env):
         _check_number(env, len(seeds), env_id, given=given)
         return _tensor_env(env, config, seeds[0], owned=not given)
+    if hides_tensor_env(env):
+        raise EnvError(f"{env_id} returned {words_for_hidden(env)}.")
     if not isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
             f"{env_id} takes num_envs, but returned a {type(env).__name__} instead of a gymnasium.vector.VectorEnv."

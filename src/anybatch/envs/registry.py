@@ -36,6 +36,21 @@ def is_tensor_env(env: Any) -> bool:
     return all(hasattr(env, name) for name in ("device", "num_envs", "reset", "step")) and not isinstance(env, type)
 
 
+def hides_tensor_env(env: Any) -> bool:
+    """Whether an object is a wrapper of Gymnasium around a tensor environment, whose attributes it does not have."""
+    import gymnasium
+
+    return isinstance(env, gymnasium.Wrapper) and is_tensor_env(env.unwrapped)
+
+
+def words_for_hidden(env: Any) -> str:
+    """Description of such a wrapper, and the object to use instead."""
+    return (
+        f"a {type(env).__name__} around a tensor environment, which hides its device and num_envs, as gym.make "
+        "returns it: use env.unwrapped"
+    )
+
+
 def given_environments(env_id: str) -> int | None:
     """The number of environments of an object that was passed; None for an id that makes any number."""
     env = _unnamed.get(env_id)
@@ -63,6 +78,8 @@ def environment_id(env: str | Callable[..., Any]) -> str:
         raise ConfigError(f"env is a specification; give its id, 'gym:{env.id}', or a function that creates it")
     if is_tensor_env(env):
         return _remembered(GivenEnvironment(env), f"{type(env).__module__}:{type(env).__qualname__}")
+    if hides_tensor_env(env):
+        raise ConfigError(f"env is {words_for_hidden(env)}")
     if isinstance(env, gymnasium.Env | gymnasium.vector.VectorEnv) or not callable(env):
         raise ConfigError(
             f"env is a {type(env).__name__}, but must be an id as text, or a function or class that creates an "
@@ -89,6 +106,19 @@ def _remembered(env: Callable[..., Any], path: str) -> str:
 def is_importable(env_id: str) -> bool:
     """Whether other processes can make the environment from its id alone."""
     return not {"#", "<"} & set(env_id)
+
+
+def check_importable(env_id: str, encoder: str, who: str) -> None:
+    """Raise a ConfigError if other processes cannot import the environment or the encoder; ``who`` they are."""
+    if not is_importable(env_id):
+        raise ConfigError(
+            f"env.id is {env_id!r}, a callable without an import path, which {who} cannot find; move it to the top "
+            "level of a module"
+        )
+    if encoder.startswith("__main__:"):
+        raise ConfigError(
+            f"model.encoder is {encoder!r}, a class of this program, which {who} cannot find; move it to a module"
+        )
 
 
 def is_known(env_id: str) -> bool:

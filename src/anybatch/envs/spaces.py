@@ -231,7 +231,8 @@ class Observations:
         shape = leaf.native.shape or ()
         if dimensions < len(shape):
             given = np.shape(self._entry(raw, leaf))
-            hint = f"; stack the last {shape[0]}, oldest first (env.frame_stack)" if given == shape[1:] else ""
+            stacked = given == shape[1:] and len(shape) in (3, 4)  # of images
+            hint = f"; stack the last {shape[0]}, oldest first (env.frame_stack)" if stacked else ""
             entry = f", entry '{name}'," if self._is_dict else ""
             raise EnvError(
                 f"The observation of {self._env_id}{entry} has shape {given}, but its space has {shape}{hint}."

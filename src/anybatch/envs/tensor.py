@@ -145,11 +145,27 @@ class TensorActions(Actions):
     """Turns actions that are tensors into those of one environment id."""
 
     def native_tensor(self, action: Tensor) -> Tensor:
-        """:meth:`native` of a tensor; integers stay int64. The result shares no memory with ``action``."""
+        """:meth:`native` of a tensor; all integers are int64. The result shares no memory with ``action``."""
+        numbers = self._numbers(action.device)
         if self._leaf.dtype.kind == "f":
-            return action.to(_torch_dtype(self._native_dtype), copy=True)
-        start = self._leaf.start
-        return action.clone() if start is None else action + torch.as_tensor(start, device=action.device)
+            native = action.to(_torch_dtype(self._native_dtype), copy=True)
+            return native.clamp(*numbers) if numbers else native  # a float32 bound can be just outside the float64 one
+        action = action.to(torch.int64, copy=True)
+        return action + numbers[0] if numbers else action
+
+    def _numbers(self, device: torch.device) -> tuple[Tensor, ...]:
+        """Bounds of a float64 Box, or the start of a numbering; copied to a device once, for a copy waits for it."""
+        if device not in self._on_devices:
+            box = self._leaf.native
+            numbers: tuple[Any, ...] = () if self._leaf.start is None else (self._leaf.start,)
+            if isinstance(box, gymnasium.spaces.Box) and self._native_dtype == np.float64:
+                numbers = (box.low, box.high)
+            self._on_devices[device] = tuple(torch.as_tensor(x, device=device) for x in numbers)
+        return self._on_devices[device]
+
+    @functools.cached_property
+    def _on_devices(self) -> dict[torch.device, tuple[Tensor, ...]]:
+        return {}
 
 
 @functools.cache
@@ -217,7 +233,7 @@ class TensorVectorEnv:
             takes_seed = self._seed is not None and "seed" in inspect.signature(self._env.reset).parameters
             raw = self._env.reset(**({"seed": self._seed} if takes_seed else {}))
         self._seed = None
-        if isinstance(raw, tuple) and len(raw) == 2:
+        if isinstance(raw, tuple) and len(raw) == 2 and isinstance(raw[1], Mapping):
             raw = raw[0]
         return self._observations.tensors(raw, self.num_envs)
 

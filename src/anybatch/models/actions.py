@@ -85,7 +85,7 @@ class ActionSpec:
                 found = " ".join(str(space).split())
                 raise ConfigError(
                     f"model.gaussian.squash is true, but the action space is {found}, which lacks finite bounds; "
-                    "set it to false, or give the environment bounds with gymnasium.wrappers.RescaleAction"
+                    "set it to false, or declare finite bounds, which gymnasium.wrappers.TransformAction can do"
                 )
         else:
             raise EnvError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +22,17 @@ from anybatch.envs.factory import make, native_spaces
 from anybatch.envs.masks import mask_entry
 from anybatch.envs.registry import environment_id, given_environments, is_known
 from anybatch.envs.spaces import Actions, Observations
-from anybatch.errors import CheckpointError, ConfigError, DivergenceError
+from anybatch.errors import CheckpointError, ConfigError, DivergenceError, shown
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
 from anybatch.runs.files import BEST, CHECKPOINTS, CONFIG
 from anybatch.runs.folder import encoder_of_this_program, read_config
+from anybatch.runs.owned import checked_folder
 from anybatch.runs.saved_spaces import Spaces, difference, restore_spaces
 from anybatch.runs.trust import require_trust
 from anybatch.sampling.memory import PolicyMemory
-from anybatch.sampling.rollout import to_device
+from anybatch.sampling.rollout import step_of, to_device
 from anybatch.system.signals import check_interrupt, interruptible, separate_calls
 
 _MAX_ENVS = 64
@@ -68,7 +69,7 @@ class LoadedPolicy:
 
         Args:
             observation: an element of ``observation_space``, or a batch (B, ...) of them; for a Dict space a dictionary
-                of such arrays.
+                of such arrays. Tensors instead of arrays give a tensor on their device.
             generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
             memory: of a recurrent policy, from :meth:`memory`; ``memory.reset()`` begins a new episode.
@@ -81,10 +82,12 @@ class LoadedPolicy:
             DivergenceError: the networks' outputs are not finite.
             ConfigError: the policy is recurrent, and there is no memory.
         """
-        batch, one = self._observations.one_or_batch(observation)
+        arrays, device = _as_arrays(observation)
+        batch, one = self._observations.one_or_batch(arrays)
         action = choose_actions(self, batch, generator, greedy=greedy, memory=memory)
         native = self._actions.native(action, len(action))
-        return native[0] if one else native
+        chosen = native[0] if one else native
+        return chosen if device is None else torch.as_tensor(chosen, device=device)
 
     @staticmethod
     def memory() -> PolicyMemory:
@@ -98,6 +101,19 @@ class LoadedPolicy:
     @cached_property
     def _actions(self) -> Actions:
         return Actions(self.action_space, self.config.env.id)
+
+
+def _as_arrays(observation: Any) -> tuple[Any, torch.device | None]:
+    """An observation with arrays in place of tensors, and the device of the tensors; None if it has none."""
+    if isinstance(observation, torch.Tensor):
+        return observation.detach().cpu().numpy(), observation.device
+    if isinstance(observation, Mapping):
+        pairs = {key: _as_arrays(x) for key, x in observation.items()}
+        return {key: x for key, (x, _) in pairs.items()}, next((d for _, d in pairs.values() if d is not None), None)
+    if isinstance(observation, tuple):
+        entries = [_as_arrays(x) for x in observation]
+        return tuple(x for x, _ in entries), next((d for _, d in entries if d is not None), None)
+    return observation, None
 
 
 @dataclass(frozen=True)
@@ -173,7 +189,7 @@ def load_policy(
         CheckpointError: the folder is not a run folder, or has no intact checkpoint that fits its configuration.
         ConfigError: the device or precision does not exist, or the configuration names code of somebody else.
     """
-    folder = Path(run_dir).expanduser()
+    folder = checked_folder("run_dir", run_dir)
     config, _ = read_config(folder)
     require_trust(config, folder / CONFIG, trust_code=trust_code, given=() if env is None else ("env.id",))
     for sentence in encoder_of_this_program(config):
@@ -295,6 +311,11 @@ def evaluate(
         close_env(games)
 
 
+def _check_policy(policy: Any) -> None:
+    if not isinstance(policy, LoadedPolicy):
+        raise ConfigError(f"policy is {shown(policy)}, but must be a LoadedPolicy, as load_policy(run_dir) returns it")
+
+
 def _play(
     games: VectorEnv,
     act: Callable[[EnvObservation], np.ndarray],
@@ -315,7 +336,7 @@ def _play(
             check_interrupt()
             action = act(observation)
             with interruptible():
-                step = games.step(action)
+                step = step_of(games, action)
             observation = step.observation
             memory.reset(step.done)
             reward, done = step.counted
@@ -374,6 +395,7 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     A callable gets the options of training if it is the training environment: the same object, or one that stands in
     for a callable that this process does not know. ``num_envs`` is that of training unless ``env`` is a configuration.
     """
+    _check_policy(policy)
     trained = policy.config.env
     if env is None:
         return trained

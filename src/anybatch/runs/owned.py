@@ -6,11 +6,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from anybatch.distributed.collectives import on_main
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 from anybatch.runs.files import WANDB
 
 _LOCK = "lock"
@@ -60,10 +61,13 @@ def checked_folder(name: str, path: str | Path) -> Path:
     """The path of a folder of runs, with the home folder for ``~``; ``name`` is for the error.
 
     Raises:
-        ConfigError: it is an empty text, such as that of an unset variable, which would be the current folder.
+        ConfigError: it is not a path, or an empty text, such as that of an unset variable, which would be the current
+            folder.
     """
-    if not str(path):
-        raise ConfigError(f"{name} is '', but must be a folder")
+    given: Any = path
+    if not isinstance(given, str | os.PathLike) or not str(path):
+        hint = "; its run_dir is one" if hasattr(given, "run_dir") else ""
+        raise ConfigError(f"{name} is {shown(given)}, but must be a folder{hint}")
     return Path(path).expanduser()
 
 

@@ -125,7 +125,11 @@ def _essence(space: Space[Any], bounds: bool) -> dict[Any, Any]:
         return {**data, "dtype": None}
     if np.dtype(data["dtype"]).kind != "f":
         return data
-    return {**data, "dtype": "float"} if bounds else {"kind": "Box", "shape": data["shape"], "dtype": "float"}
+    if not bounds:
+        return {"kind": "Box", "shape": data["shape"], "dtype": "float"}
+    # policies act in float32, in which 0.4 is the same number whatever the dtype of the space
+    rounded = {name: np.asarray(data[name], np.float32).tolist() for name in ("low", "high")}
+    return {**data, **rounded, "dtype": "float"}
 
 
 def _words(space: Space[Any]) -> str:

@@ -14,7 +14,7 @@ from anybatch.distributed.state import Slot, State, concatenate, of_rank, rows
 from anybatch.envs.base import Games, Steps, VectorEnv
 from anybatch.envs.base import Observation as EnvObservation
 from anybatch.envs.snapshot import OtherStateError
-from anybatch.errors import CheckpointError, DivergenceError
+from anybatch.errors import CheckpointError, DivergenceError, EnvError
 from anybatch.minibatches import Samples
 from anybatch.models.actions import ActionSpec
 from anybatch.models.normalizer import rollout_normalizer
@@ -294,7 +294,7 @@ def collect(
         interrupts.check()
         action = actor.act(t, normalized.step(t, observation))
         with interrupts.interruptible():
-            step = env.step(action)
+            step = step_of(env, action)
         observation = step.observation
         reward[:, t], done[:, t], terminated[:, t] = step.reward, step.done, step.terminated
         sampler.episodes.note(step)
@@ -322,6 +322,21 @@ def collect(
         observation_moments=None if moments is None else moments.to(device),
         state=memory.stored() if memory else None,
     )
+
+
+def step_of(env: VectorEnv, action: np.ndarray) -> Steps:
+    """A step of the environments.
+
+    Raises:
+        DivergenceError: it failed, and the actions were not finite: the policy is the reason.
+        EnvError: it failed otherwise.
+    """
+    try:
+        return env.step(action)
+    except EnvError as error:
+        if action.dtype.kind == "f" and not np.isfinite(action).all():
+            raise DivergenceError("the policy's actions are not finite; lower optimizer.step_size") from error
+        raise
 
 
 def _over_time(games: Sequence[Games | None]) -> Games | None:
