@@ -237,10 +237,11 @@ class AuxiliaryPhase:
         self._sums, self._finished = state["sums"].clone(), dict(state["finished"])
         self._total_steps = state["total_steps"]
         kept = self.store.load_state_dict(state["segments"])
+        # a checkpoint has a full store exactly if steps were done, unless aux.policy_iterations was edited
+        kept = kept and self.store.full == (self._steps > 0)
         if all(all_gather(kept)):  # a phase is of all workers or of none
             return []
-        if kept:
-            self.store.clear()
+        self.store.clear()
         if self._steps:
             self._begin_policy_phase()
         self._has_old_params = False

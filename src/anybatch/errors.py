@@ -69,6 +69,12 @@ def install_command(extra: str) -> str:
     return f"pip install '.[{extra}]' in a checkout of anybatch"
 
 
+def no_ray_cluster(address: str | None, error: Exception) -> str:
+    """Sentence for an ``address`` at which there is no Ray cluster; None is that of RAY_ADDRESS."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"no Ray cluster answers at {'RAY_ADDRESS' if address is None else repr(address)}: {reason}"
+
+
 def shown(value: Any) -> str:
     """A value as an error message shows it: its ``repr``, cut to 100 characters."""
     text = _repr.repr(value)

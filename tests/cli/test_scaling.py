@@ -59,6 +59,12 @@ def test_a_run_s_configuration_is_never_scaled_twice(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     assert main(["train", str(first / "config.yaml"), "--quiet", "--out", str(second)]) == 0
     assert config_of(first) == config_of(second)
+    # nothing is left of an attempt that never began
+    (tmp_path / "tried").mkdir()
+    for name in ("scaling.txt", "scaling.json"):
+        (tmp_path / "tried" / name).write_text("of another configuration")
+    assert main(["train", str(first / "config.yaml"), "--quiet", "--out", str(tmp_path / "tried")]) == 0
+    assert not list((tmp_path / "tried").glob("scaling.*"))
     assert "iteration batch" not in capsys.readouterr().out
     assert not (second / "scaling.txt").exists()
     # and the run's own batch is the reference of the next change

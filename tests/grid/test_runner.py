@@ -21,13 +21,13 @@ import anybatch.grid.runner as grid
 from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
-from anybatch.errors import ConfigError, DivergenceError
+from anybatch.errors import AnybatchError, ConfigError, DivergenceError
 from anybatch.grid.job import Job, Outcome
 from anybatch.grid.run_folder import finished, has_diverged, last_row, train_or_resume
 from anybatch.grid.runner import plan, run_grid
 from anybatch.presets import ppo
 from anybatch.runs.files import DIVERGED
-from anybatch.training import train
+from anybatch.training import resume, train
 
 
 def small(iterations: int = 2, **changes: Any) -> TrainConfig:
@@ -157,6 +157,15 @@ def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(sc
     assert not (tmp_path / "other").exists()
 
 
+def test_what_other_processes_cannot_import_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    local = ppo(lambda: None, device="cpu")  # type: ignore[arg-type, return-value]
+    encoder = replace(small(), model=replace(small().model, encoder="__main__:Mine", options={}))
+    for config, words in ((local, "env.id is .*a callable without an import path"), (encoder, "a class of this progr")):
+        with pytest.raises(ConfigError, match=rf"{words}.*which the processes of a grid cannot find; move it to"):
+            run_grid([(config, 0)], tmp_path / "grid")
+    assert not (tmp_path / "grid").exists()
+
+
 def test_numpy_seeds_and_a_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     outcomes = plan([(small(), seed) for seed in np.arange(2)], "~/grid")
@@ -271,6 +280,11 @@ def test_a_divergence_is_recorded_until_the_run_is_started_again(tmp_path: Path)
     shutil.copy(tmp_path / "other" / "config.yaml", tmp_path / "mended")
     assert train_or_resume(small(2), tmp_path / "mended", 1, quiet=True).env_steps == 32
     assert not has_diverged(tmp_path / "mended")
+    # finished by hand, with a smaller step size
+    file = tmp_path / "bad" / "config.yaml"
+    file.write_text(file.read_text().replace("step_size: 1.0e+30", "step_size: 0.001"))
+    resume(tmp_path / "bad", quiet=True)
+    assert finished(tmp_path / "bad", small(optimizer={"step_size": 0.001})) and not has_diverged(tmp_path / "bad")
 
 
 def test_two_processes_never_train_one_run(tmp_path: Path) -> None:
@@ -326,6 +340,12 @@ def test_printed_commands_run_in_a_shell(tmp_path: Path, capsys: pytest.CaptureF
     assert done.returncode == 0, done.stderr
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines() == lines[1:]  # what is done is not printed again
+
+
+def test_what_is_no_address_of_ray_is_one_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with pytest.raises(AnybatchError, match="no Ray cluster answers at 'nonsense': Invalid address format"):
+        run_grid([(small(), 0)], tmp_path, launcher="ray", address="nonsense", quiet=True)
 
 
 @pytest.mark.slow

@@ -112,6 +112,16 @@ def test_same_seed_same_bytes_whichever_thread_is_slow(
     assert differences(learned(tmp_path / "a"), learned(tmp_path / "b")) == []
 
 
+def test_a_smaller_lag_of_a_deterministic_run_is_taken(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with hooked(lambda i, interrupts: interrupts.request() if i == 4 else None):
+        train(asynchronous(2, iterations=8), out, quiet=True)
+    file = out / "config.yaml"
+    file.write_text(file.read_text().replace("max_lag: 2", "max_lag: 1"))
+    assert not resume(out, quiet=True).interrupted
+    assert [int(row["staleness_iterations"]) for row in rows(out)][-2:] == [1, 1]
+
+
 def test_without_a_schedule_the_lag_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slowed(monkeypatch, 7)
     train(asynchronous(2, deterministic=False, iterations=20), tmp_path / "run", quiet=True)

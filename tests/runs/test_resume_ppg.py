@@ -210,6 +210,23 @@ def test_a_phase_that_was_lost_begins_anew(
     assert int(rows(out)[-1]["aux_gradient_steps"]) == PHASE + (5 if in_phase else 0)
 
 
+@pytest.mark.parametrize(("stop_in_phase", "n_pi"), [(True, N_PI + 2), (False, 2)])
+def test_another_length_of_a_phase_begins_a_new_one(
+    stop_in_phase: bool, n_pi: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Longer after auxiliary steps, whose old policy lacks the new segments; as long as the segments that are kept."""
+    out = tmp_path / "run"
+    with at_step(3, ask_to_stop) if stop_in_phase else hooked(lambda i, x: x.request() if i == 2 else None):
+        assert train(small("ram", iterations=9), out, quiet=True).interrupted
+    text = (out / "config.yaml").read_text()
+    (out / "config.yaml").write_text(text.replace(f"policy_iterations: {N_PI}", f"policy_iterations: {n_pi}"))
+    capsys.readouterr()
+    assert not resume(out, quiet=True).interrupted
+    assert "a new policy phase begins" in capsys.readouterr().err
+    # iterations 4 to 8 make a phase; 3 and 4, 5 and 6, 7 and 8
+    assert int(rows(out)[-1]["aux_gradient_steps"]) == (3 + PHASE if stop_in_phase else 3 * PHASE)
+
+
 def test_a_finished_run_is_extended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(small("ram", iterations=8), tmp_path / "whole", quiet=True)
     for storage in KINDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import threading
@@ -149,6 +150,26 @@ def test_code_typed_on_the_command_line_is_trusted(foreign: Path, tmp_path: Path
     flags = ["--env.id", "gym:CartPole-v1", "--out", str(tmp_path / "other"), "--quiet"]
     assert main(["train", str(foreign / "config.yaml"), *flags]) == 0
     assert not (tmp_path / "imported").exists()
+
+
+def test_a_grid_of_runs_like_one_of_mine_needs_no_flag(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    train(small(f"{mine}:make"), tmp_path / "run", quiet=True)
+    path = tmp_path / "grid.yaml"
+    path.write_text("base: run/config.yaml\nset: {total_env_steps: 32}\n")
+    assert len(read_grid(path, PRESETS)) == 1
+    path.write_text("base: run/config.yaml\nset: {env.id: 'other:make'}\n")
+    with pytest.raises(ConfigError, match=r"grid.yaml.*env.id 'other:make'.*--trust-code"):
+        read_grid(path, PRESETS)
+    written = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(re.sub("signature: .*", "signature: 0", written))
+    path.write_text("base: run/config.yaml\n")
+    with pytest.raises(ConfigError, match=r"run/config.yaml.*env.id '.*:make'"):
+        read_grid(path, PRESETS)
+    (tmp_path / "run" / "config.yaml").write_text(written)
+    assert main(["train", "~/run/config.yaml", "--out", str(tmp_path / "again"), "--quiet"]) == 0
 
 
 def test_a_grid_file_with_code_needs_trust(tmp_path: Path) -> None:

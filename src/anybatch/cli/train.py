@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
         given = {
             name for name in ("env.id", "model.encoder") if fields.get(parsed.config, name) != fields.get(base, name)
         }
-        require_trust(parsed.config, Path(preset), trust_code=parsed.trust_code, given=given)
+        require_trust(parsed.config, Path(preset).expanduser(), trust_code=parsed.trust_code, given=given)
     from anybatch.distributed.collectives import joined_process_group, on_main
     from anybatch.training import train
 

@@ -29,7 +29,7 @@ from anybatch.config.io import override, read_config_file, read_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
-from anybatch.runs.trust import require_trust
+from anybatch.runs.trust import code_named, require_trust
 from anybatch.scaling import Finding, scale, validity
 from anybatch.scaling.tuned_at import BATCH, FOLLOWERS, TunedAt, carry, divide
 
@@ -59,7 +59,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
     jobs = []
     for name, changes in variants.items():
         own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
-        base = _base(own.pop("base", grid.get("base")), path, presets)
+        base, base_file = _base(own.pop("base", grid.get("base")), path, presets)
         for values in itertools.product(*vary.values()):
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
@@ -67,7 +67,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
                 config, findings = _override_and_scale(base, {**common, **own, **varied}, tuned_at)
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
-            require_trust(config, path, trust_code=trust_code)
+            _require_trust(config, base, path, base_file, trust_code=trust_code)
             jobs += [Job(config, seed, label, findings) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
 
@@ -138,14 +138,24 @@ def _tuned_at(values: Any, path: Path) -> TunedAt:
         ) from error
 
 
-def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> TrainConfig:
+def _require_trust(config: TrainConfig, base: TrainConfig, path: Path, base_file: Path, *, trust_code: bool) -> None:
+    """Check that the user trusts the code that a run names: that of its base by the base's file, else the grid's."""
+    of_base, of_run = code_named(base), code_named(config)
+    same = {name for name, value in of_run.items() if of_base.get(name) == value}
+    require_trust(base, base_file, trust_code=trust_code, given=of_base.keys() - same)
+    require_trust(config, path, trust_code=trust_code, given=same)
+
+
+def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> tuple[TrainConfig, Path]:
+    """The configuration that runs start from, and its file; that of the grid for a preset, which names no code."""
     if isinstance(name, str) and name in presets:
-        return presets[name]()
+        return presets[name](), path
     if not isinstance(name, str) or Path(name).suffix not in (".yaml", ".yml"):
         raise ConfigError(
             f"{path}: base is {shown(name)}, but must be one of {', '.join(presets)}, or the path of a config.yaml"
         )
-    return read_config_file(path.expanduser().parent / Path(name).expanduser())
+    file = path.expanduser().parent / Path(name).expanduser()
+    return read_config_file(file), file
 
 
 def _seeds(value: Any, path: Path) -> list[int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from anybatch.errors import AnybatchError, ConfigError, install_command
+from anybatch.errors import AnybatchError, ConfigError, install_command, no_ray_cluster
 from anybatch.grid.job import LOG, Outcome
+from anybatch.system.exit_codes import FAILED
 from anybatch.system.processes import KILLED, ChildProcess, visible_gpus
 
 _STOP_FILE, _STOP_POLL_SECONDS = "stop", 0.5
@@ -62,8 +64,8 @@ class RayLauncher:
         if self._started_ray:
             try:
                 ray.init(address=address, include_dashboard=None if address else False, log_to_driver=False)
-            except (ConnectionError, RuntimeError) as error:
-                raise AnybatchError(f"no Ray cluster answers at {address!r}: {error}") from error
+            except (ConnectionError, RuntimeError, ValueError) as error:  # ValueError: it is no address
+                raise AnybatchError(no_ray_cluster(address, error)) from error
         resources = ray.cluster_resources()
         self._gpus_per_run = 1 if resources.get("GPU") else 0
         self.processes = processes or max(1, int(resources.get("GPU") or resources.get("CPU", 1)))
@@ -94,6 +96,10 @@ class RayTask:
             return None
         try:
             return int(self._ray.get(self._result))
+        except self._ray.exceptions.RayTaskError as error:  # such as a machine without anybatch, or without the folder
+            with contextlib.suppress(OSError), open(self._stop.parent / LOG, "a") as log:
+                log.write(f"{error}\n")
+            return FAILED
         except self._ray.exceptions.RayError:  # the machine or the worker process died
             return KILLED
 

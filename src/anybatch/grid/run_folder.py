@@ -65,7 +65,6 @@ def train_or_resume(
         if finished(folder, config):
             row = last_row(folder)
             return TrainResult(folder, int(row["env_steps"]), row["mean_episode_return"], interrupted=False)
-        (folder / DIVERGED).unlink(missing_ok=True)
         if _newest_checkpoint(folder) is None:  # killed before the first checkpoint: train from the start
             (folder / CONFIG).unlink()
             set_aside(folder / PROGRESS)
@@ -95,7 +94,8 @@ def _divergence_recorded(folder: Path) -> Iterator[None]:
         yield
     except DivergenceError as error:
         if is_main():
-            write_text(folder / DIVERGED, f"{error}\n")
+            with contextlib.suppress(OSError):  # a full disk must not hide the divergence
+                write_text(folder / DIVERGED, f"{error}\n")
         raise
 
 

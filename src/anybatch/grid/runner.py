@@ -23,6 +23,7 @@ from anybatch._version import __version__
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer, validate
+from anybatch.envs.registry import check_importable
 from anybatch.errors import ConfigError
 from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
@@ -111,6 +112,7 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
         raise ConfigError("the grid has no jobs")
     for job in distinct.values():
         validate(job.config)
+        check_importable(job.config.env.id, job.config.model.encoder, "the processes of a grid")
     outcomes = [Outcome(job, folder.absolute() / name) for name, job in distinct.items()]
     for outcome in outcomes:
         refuse_links(outcome.folder)

@@ -30,6 +30,7 @@ from anybatch.distributed.random_state import seeding
 from anybatch.distributed.state import GlobalRandomState, RandomState, Replicated, Stateful, replicated_tensors
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
+from anybatch.envs.registry import check_importable
 from anybatch.errors import AnybatchError, ConfigError
 from anybatch.gradients import check_compiler
 from anybatch.models.agent import build_agent
@@ -251,6 +252,7 @@ def _source(
 ) -> RolloutSource:
     source = config.rollout.source
     if source.ray_workers:
+        check_importable(config.env.id, config.model.encoder, "Ray workers")
         num_envs = local_num_envs(config.env.num_envs)
         return RayActors(config, num_envs, ray_seeds, learner.agent, interrupts=learner.interrupts, device=device)
     collect_with = functools.partial(collect_any, sampler, steps=config.rollout.steps, device=device)

@@ -61,6 +61,8 @@ def create_run(
             )
         try:
             (folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+            for name in (SCALING_TABLE, SCALING_JSON):  # of an attempt that never began
+                (folder / name).unlink(missing_ok=True)
             if changes:
                 write_text(folder / SCALING_TABLE, table(changes) + "\n")
                 write_text(folder / SCALING_JSON, json.dumps([asdict(change) for change in changes], indent=2) + "\n")

@@ -27,7 +27,7 @@ from anybatch.distributed.state import State, Stateful, on_cpu
 from anybatch.errors import CheckpointError, Interrupted
 from anybatch.runs import checkpoint
 from anybatch.runs.edited import circumstances
-from anybatch.runs.files import CHECKPOINTS, PROGRESS
+from anybatch.runs.files import CHECKPOINTS, DIVERGED, PROGRESS
 from anybatch.runs.loggers import Logs, open_logs
 from anybatch.runs.progress import Row, read_progress
 from anybatch.runs.resharding import state_of, worker_entries
@@ -97,6 +97,7 @@ class Run:
         """Open progress.csv and the other logs; rows beyond the checkpoint of a resumed run are moved aside."""
         if not is_main():
             return
+        (self.folder / DIVERGED).unlink(missing_ok=True)
         config, last_row = self.config, self.iterations_completed
         if self._doctor is not None and last_row:
             _show_past(self._doctor, self.folder / PROGRESS, last_row)

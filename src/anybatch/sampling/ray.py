@@ -24,7 +24,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.distributed.collectives import is_distributed, world_size
 from anybatch.distributed.state import Slot, State
 from anybatch.envs.factory import make
-from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError, install_command
+from anybatch.errors import AnybatchError, ConfigError, EnvError, UserCodeError, install_command, no_ray_cluster
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_precision
 from anybatch.sampling.published import load_weights, weights_of
@@ -253,7 +253,10 @@ def _init(ray: Any, workers: int) -> None:
         # allow more workers than cores, which Ray would otherwise never start
         ray.init(num_cpus=max(workers, os.cpu_count() or 1), **options)
     except ValueError:  # a running cluster counts its own CPUs
-        ray.init(**options)
+        try:
+            ray.init(**options)
+        except (ConnectionError, ValueError) as error:
+            raise EnvError(no_ray_cluster(None, error)) from error
 
 
 def _reason(error: Exception) -> str:

@@ -177,8 +177,9 @@ class Asynchronous:
         if self._first is None:
             self._first = self._current = iteration
         self._published[iteration] = weights
-        oldest = self._version_to_act_with()
-        self._published = {version: kept for version, kept in self._published.items() if version >= oldest}
+        if iteration >= self._current - self._max_lag:  # else the sampler, ahead by a larger max_lag of before, waits
+            oldest = self._version_to_act_with()
+            self._published = {version: kept for version, kept in self._published.items() if version >= oldest}
         if self._thread is None:
             # a daemon, because an environment that hangs must not keep the program alive
             self._thread = threading.Thread(target=self._run, name="anybatch-sampler", daemon=True)
