@@ -52,7 +52,7 @@ def optimizer_changes(config: TrainConfig, new: TrainConfig, rules: Rules) -> li
 
 
 def _saturating_change(config: TrainConfig, c: float, noise_scale: float, root: bool) -> Change:
-    """Change of the step size where the noise scale may be near; far below it by ``root`` of c, or by c."""
+    """Change of the step size where the noise scale may be near: the square ``root`` rule, or the linear one."""
     step, batch = config.optimizer.step_size, config.optimization_batch
     after = single.saturating_step_size(step, divide_batch_by=c, batch=batch, noise_scale=noise_scale, adam=root)
     factor = step / after if step else 1.0
