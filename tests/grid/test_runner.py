@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anybatch.grid.run_folder as run_folder
 import anybatch.grid.runner as grid
 from anybatch.cli.main import main
 from anybatch.config.io import to_yaml
@@ -287,14 +288,17 @@ def test_a_divergence_is_recorded_until_the_run_is_started_again(tmp_path: Path)
     assert finished(tmp_path / "bad", small(optimizer={"step_size": 0.001})) and not has_diverged(tmp_path / "bad")
 
 
-def test_two_processes_never_train_one_run(tmp_path: Path) -> None:
+def test_two_processes_never_train_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     with open(tmp_path / "lock", "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(run_folder, "_PATIENCE", 0.1)
         with pytest.raises(ConfigError, match="another process is currently training"):
             train_or_resume(small(), tmp_path, 0, quiet=True)
-    assert train_or_resume(small(), tmp_path, 0, quiet=True).env_steps == 32
+        monkeypatch.setattr(run_folder, "_PATIENCE", 60.0)
+        threading.Timer(0.5, lambda: fcntl.flock(file, fcntl.LOCK_UN)).start()  # it ends, as after a grid was killed
+        assert train_or_resume(small(), tmp_path, 0, quiet=True).env_steps == 32
 
 
 def test_last_row_survives_a_kill(tmp_path: Path) -> None:

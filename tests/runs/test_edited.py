@@ -61,6 +61,12 @@ def test_edits_are_named(
     assert f"config.yaml was edited after the checkpoint: {sentence}\n" in capsys.readouterr().err
 
 
+def test_another_distribution_of_the_same_weights_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(run, lambda values: values["model"]["gaussian"].update(squash=True))
+    resume(run, quiet=True)
+    assert "model.gaussian.squash is True instead of False: the same weights now give a" in capsys.readouterr().err
+
+
 def test_without_a_change_nothing_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume(run, total_env_steps=24, quiet=True)
     resume(run, quiet=True)

@@ -19,6 +19,12 @@ from anybatch.runs.owned import owned
 from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
 
+
+def test_the_home_folder_of_nobody_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="run_dir is '~nosuchuser/run', but there is no such user"):
+        resume("~nosuchuser/run")
+
+
 HOLD = """
 import sys
 from filelock import FileLock

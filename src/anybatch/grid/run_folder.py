@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anybatch.training import TrainResult
 
 _TAIL_BYTES = 1 << 14
+_PATIENCE = 15.0
+"""Seconds in which a run ends whose grid was killed, and which the same grid starts again."""
 
 
 def train_or_resume(
@@ -70,7 +72,7 @@ def train_or_resume(
             set_aside(folder / PROGRESS)
         return None
 
-    with joined_process_group(), owned(folder):
+    with joined_process_group(), owned(folder, patience=_PATIENCE):
         result = on_main(previous_result)
         if result is not None:
             return result

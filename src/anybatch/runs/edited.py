@@ -19,6 +19,18 @@ def circumstances(config: TrainConfig) -> dict[str, Any]:
     return {"config": to_dict(config), "version": __version__, "threads": torch.get_num_threads()}
 
 
+def other_distributions(before: TrainConfig, config: TrainConfig) -> list[str]:
+    """A sentence for each setting that makes another policy of the same weights."""
+    sentences = []
+    for name in ("squash", "log_std_bounds"):
+        was, now = getattr(before.model.gaussian, name), getattr(config.model.gaussian, name)
+        if was != now:
+            sentences.append(
+                f"model.gaussian.{name} is {now} instead of {was}: the same weights now give a different distribution"
+            )
+    return sentences
+
+
 def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> list[str]:
     """Sentences about what has changed since a checkpoint; of an old one without the entries, about the seed alone.
 
@@ -26,7 +38,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
         CheckpointError: the optimiser is of another kind, whose state does not fit.
     """
     changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is now {seed}"]
-    sentences = []
+    sentences, distributions = [], []
     if "config" in content:
         try:
             before = from_dict(content["config"])
@@ -34,6 +46,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
             before = config
         pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
         changed += [f"{name} was {shown(a)} and is now {shown(b)}" for name, (a, b) in pairs.items() if a != b]
+        distributions = other_distributions(before, config)
         if before.optimizer.kind != config.optimizer.kind:
             raise CheckpointError(
                 f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
@@ -41,6 +54,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
             )
     if changed:
         sentences.append(f"config.yaml was edited after the checkpoint: {'; '.join(changed)}")
+    sentences += distributions
     if content.get("version", __version__) != __version__:
         sentences.append(f"the checkpoint was written by anybatch {content['version']}, but this is {__version__}")
     threads = torch.get_num_threads()

@@ -27,6 +27,7 @@ from anybatch.models.agent import Agent
 from anybatch.proximal import EwmaProximal, ProximalPolicy
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components
+from anybatch.runs.edited import other_distributions
 from anybatch.runs.folder import content_of_run, read_config
 from anybatch.runs.saved_spaces import difference, restore_spaces
 
@@ -73,13 +74,7 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
         f"started from {str(folder)!r} at {content['run']['env_steps']:,} environment steps; copied: {taken}; "
         f"reset: {anew}"
     ]
-    for name in ("squash", "log_std_bounds"):
-        before, now = getattr(source.model.gaussian, name), getattr(config.model.gaussian, name)
-        if before != now:
-            sentences.append(
-                f"model.gaussian.{name} is {now} instead of {before}: the same weights now give a different "
-                "distribution"
-            )
+    sentences += other_distributions(source, config)
     if averages and not math.isclose(samples, 1):
         second = f"second moments are multiplied by {samples:.6g}, as the variance of a gradient is, and its "
         sentences.append(

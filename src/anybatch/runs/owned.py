@@ -18,11 +18,15 @@ _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def owned(folder: Path) -> Iterator[None]:
+def owned(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes from writing to a run folder, which is made if it is missing.
 
     The operating system frees the lock when the process ends, however it ends. A block inside another one of the same
     thread does nothing.
+
+    Args:
+        folder: the run folder.
+        patience: seconds to wait for another process that is training there.
 
     Raises:
         ConfigError: another process is training there, the folder cannot be written, or it contains symbolic links,
@@ -34,7 +38,7 @@ def owned(folder: Path) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             refuse_links(folder)
-            lock.acquire()
+            lock.acquire(timeout=patience, blocking=patience > 0)
         except Timeout:
             raise ConfigError(f"another process is currently training in {str(folder)!r}") from None
         except OSError as error:
@@ -61,14 +65,17 @@ def checked_folder(name: str, path: str | Path) -> Path:
     """The path of a folder of runs, with the home folder for ``~``; ``name`` is for the error.
 
     Raises:
-        ConfigError: it is not a path, or an empty text, such as that of an unset variable, which would be the current
-            folder.
+        ConfigError: it is not a path, or in the home folder of nobody, or an empty text, such as that of an unset
+            variable, which would be the current folder.
     """
     given: Any = path
     if not isinstance(given, str | os.PathLike) or not str(path):
         hint = "; its run_dir is one" if hasattr(given, "run_dir") else ""
         raise ConfigError(f"{name} is {shown(given)}, but must be a folder{hint}")
-    return Path(path).expanduser()
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{name} is {shown(str(path))}, but there is no such user") from error
 
 
 def refuse_links(folder: Path) -> None:
