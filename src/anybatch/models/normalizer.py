@@ -55,7 +55,7 @@ class ObservationNormalizer(nn.Module):
         super().__init__()
         self._space = space
         self.clip = clip
-        self.entries = _vectors(space)
+        self.entries = vectors_of(space)
         """Shape of each vector and its place among the F numbers, by key; None is the key of an observation without."""
         if not self.entries:
             found = " ".join(str(space).split())
@@ -236,7 +236,8 @@ def flat(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return array if len(shape) == 1 else array.reshape(*array.shape[: array.ndim - len(shape)], -1)
 
 
-def _vectors(space: gym.Space[Any]) -> dict[str | None, tuple[tuple[int, ...], slice]]:
+def vectors_of(space: gym.Space[Any]) -> dict[str | None, tuple[tuple[int, ...], slice]]:
+    """Shape of each entry that is normalised, floats that are no image, and its place among all features."""
     spaces = space.spaces if isinstance(space, gym.spaces.Dict) else {None: space}
     entries: dict[str | None, tuple[tuple[int, ...], slice]] = {}
     start = 0

@@ -10,9 +10,11 @@ import torch
 
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
+from anybatch.models.normalizer import vectors_of
 from anybatch.sampling.replay import kept_iterations
 from anybatch.system.memory import free_memory
 
+_RAW_BYTES = 8  # of a feature that is normalised: as it was, and its deviation from the mean
 _BYTES_BESIDE_OBSERVATION = 48  # action, rewards, values, log-probabilities, advantages and flags of a sample
 
 
@@ -32,7 +34,9 @@ def check_size(
     """
     observation = 0 if space is None else _bytes(space)
     rollouts = 1 + config.rollout.source.lag + kept_iterations(config.optimizer)
-    need = num_envs * config.rollout.steps * (observation + _BYTES_BESIDE_OBSERVATION) * rollouts
+    normalized = vectors_of(space) if space is not None and config.observation.normalize else {}
+    raw = _RAW_BYTES * sum(math.prod(shape) for shape, _ in normalized.values())
+    need = num_envs * config.rollout.steps * ((observation + _BYTES_BESIDE_OBSERVATION) * rollouts + raw)
     on_gpu = device.type == "cuda"
     limit = torch.cuda.get_device_properties(device).total_memory if on_gpu else free_memory()
     if need > limit:
