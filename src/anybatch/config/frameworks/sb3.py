@@ -99,6 +99,8 @@ _KNOWN = (
     Row("log_std_init", "model.gaussian.log_std"),
     Row("norm_obs", "observation.normalize"),
     Row("clip_obs", "observation.clip"),
+    Row("net_arch", meaning="model.options, width and depth of the networks"),
+    Row("weight_decay", meaning="not available here, weights are not decayed"),
     Row("clip_range_vf", meaning=NO_VALUE_CLIPPING),
     Row("seed", meaning=SEED),
     Row("use_sde sde_sample_freq", meaning="not available here, noise is drawn independently in every step"),
