@@ -92,7 +92,7 @@ def draw(preset: str, runs: Path, results: Path) -> None:
             panel.fill_between(steps, low, high, color=BLACK, alpha=0.15, linewidth=0)
             panel.plot(steps, means, color=BLACK, label=f"published {algorithm.upper()}, 3 seeds")
             for color, (name, curve) in zip(cycle((BLUE, VERMILION, GREEN, ORANGE)), ours.items(), strict=False):
-                label = f"anybatch's {preset}, seed {name.rsplit('seed', 1)[1]}"
+                label = f"anybatch {preset.upper()}, seed {name.rsplit('seed', 1)[1]}"
                 panel.plot(curve["env_steps"], curve["mean_episode_return_400"], color=color, label=label)
                 report(name, curve, theirs)
             panel.set_title(f"{game}, hard")
