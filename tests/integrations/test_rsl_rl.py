@@ -310,7 +310,7 @@ def test_learns(recurrent: bool) -> None:
         ({"center_of_mass": float("inf")}, "center_of_mass is inf"),
         ({"advantage_span": 0.5}, "advantage_span is 0.5"),
         ({"advantage_span": 2.0, "normalize_advantage_per_mini_batch": True}, "leaves it unused"),
-        ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be at least 1"),
+        ({"max_importance_ratio": 0.5}, "max_importance_ratio is 0.5, but must be a number of at least 1"),
         ({"center_of_mass": 0.0}, "center_of_mass is 0, so the proximal policy would be the policy itself"),
     ],
 )
