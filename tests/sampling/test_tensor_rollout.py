@@ -18,7 +18,7 @@ from anybatch.config.schema import EnvConfig, ModelConfig, ObservationConfig
 from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
 from anybatch.envs.tensor import TensorVectorEnv
-from anybatch.errors import EnvError
+from anybatch.errors import DivergenceError, EnvError
 from anybatch.models.agent import Agent, build_agent
 from anybatch.sampling.rollout import EpisodeTracker, Rollout, Sampler, collect
 from anybatch.sampling.tensor_rollout import TensorEpisodes, TensorSampler, collect_tensors
@@ -199,6 +199,30 @@ def test_an_infinite_observation_is_named(normalize: bool) -> None:
     sentence = "Observations of 5 environments of .* are not" if normalize else "of environment 2 of .* is not finite"
     with pytest.raises(EnvError, match=sentence):
         rollouts(TensorSampler, env, agent)
+
+
+class Strict(Walk):
+    """Refuses infinite actions, as simulators do."""
+
+    def step(self, action: Tensor) -> tuple[Any, ...]:
+        if not bool(torch.isfinite(action).all()):
+            raise ValueError("action must be finite")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("spoiled", "kind"), [("policy", DivergenceError), ("observation", EnvError)])
+def test_infinite_actions_are_blamed_on_the_policy_unless_the_observation_was(spoiled: str, kind: Any) -> None:
+    env = make(EnvConfig(id=environment_id(Strict)), N, 3)
+    assert isinstance(env, TensorVectorEnv)
+    agent = agent_of(env)
+    if spoiled == "policy":
+        with torch.no_grad():
+            for x in agent.policy_parameters():
+                x.fill_(torch.nan)
+    else:
+        env._env.observe = lambda: torch.full((N, 2), torch.nan)
+    with pytest.raises(kind, match=None if spoiled == "observation" else "the policy's actions are not finite"):
+        rollouts(TensorSampler, env, agent, 1)
 
 
 def test_an_observation_after_the_last_step_is_named() -> None:

@@ -324,6 +324,9 @@ def collect(
     )
 
 
+INFINITE_ACTIONS = "the policy's actions are not finite; lower optimizer.step_size"
+
+
 def step_of(env: VectorEnv, action: np.ndarray) -> Steps:
     """A step of the environments.
 
@@ -335,7 +338,7 @@ def step_of(env: VectorEnv, action: np.ndarray) -> Steps:
         return env.step(action)
     except EnvError as error:
         if action.dtype.kind == "f" and not np.isfinite(action).all():
-            raise DivergenceError("the policy's actions are not finite; lower optimizer.step_size") from error
+            raise DivergenceError(INFINITE_ACTIONS) from error
         raise
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.tensor import TensorSteps, TensorVectorEnv
+from anybatch.errors import DivergenceError, EnvError
 from anybatch.models.actions import ActionSpec
 from anybatch.models.layers import fixed_weights
 from anybatch.models.normalizer import Unchanged
@@ -18,7 +19,7 @@ from anybatch.models.tensor_normalizer import TensorNormalizing
 from anybatch.observations import Observation, leaves, map_observation
 from anybatch.sampling.acting import Actor
 from anybatch.sampling.memory import remembering, value_after
-from anybatch.sampling.rollout import Rollout, Sampled, Sampler, check_finite, collect
+from anybatch.sampling.rollout import INFINITE_ACTIONS, Rollout, Sampled, Sampler, check_finite, collect
 from anybatch.system.signals import Interrupts
 
 
@@ -172,6 +173,16 @@ class _Record:
         return torch.stack(wrong).any(0) & cut & known if wrong else None
 
 
+def _step_of(env: TensorVectorEnv, action: Tensor, acted_on: Observation) -> TensorSteps:
+    """:func:`anybatch.sampling.rollout.step_of`; infinite observations, not checked yet, explain infinite actions."""
+    try:
+        return env.step_tensors(action)
+    except EnvError as error:
+        if not bool(torch.isfinite(action).all()) and all(bool(torch.isfinite(x).all()) for x in leaves(acted_on)):
+            raise DivergenceError(INFINITE_ACTIONS) from error
+        raise
+
+
 @torch.no_grad()
 def collect_tensors(
     sampler: TensorSampler, agent: Actor, steps: int, *, device: torch.device, interrupts: Interrupts, version: int = 0
@@ -199,7 +210,7 @@ def collect_tensors(
         action = spec.distribution(params).transform(noise[t])
         record.outputs.append((action, params, value))
         with interrupts.interruptible():
-            step = env.step_tensors(spec.tensor_to_env(action))
+            step = _step_of(env, spec.tensor_to_env(action), acted_on)
         observation = step.observation
         final = step.final_observation if sampler.bootstrap_truncated else None
         record.add(t, step, None if final is None else _moved(final, device))
