@@ -28,3 +28,8 @@ def encoder_path(encoder: Any) -> str:
             "level of a module"
         )
     return f"{module}:{name}"
+
+
+def is_in_main(encoder: str) -> bool:
+    """Whether an encoder is a class of ``__main__``, a path that names something else in every program."""
+    return encoder.startswith("__main__:")

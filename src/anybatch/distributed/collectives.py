@@ -83,8 +83,12 @@ def mean_gradients_(
         return
     trained = [x for x in parameters if x.requires_grad]
     gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in trained]
-    flags = [float(x.grad is not None) for x in trained] + [float(interrupts is not None and interrupts.overdue)]
-    flat = torch.cat([*[x.reshape(-1) for x in gradients], torch.tensor(flags).to(gradients[0])])
+    flags = gradients[0].new_ones(len(trained) + 1)  # of each gradient that it is there, and last of a stop overdue
+    flags[-1] = float(interrupts is not None and interrupts.overdue)
+    for i, parameter in enumerate(trained):
+        if parameter.grad is None:
+            flags[i] = 0.0
+    flat = torch.cat([*[x.reshape(-1) for x in gradients], flags])
     sum_(flat.mul_(weight or 1 / world_size()))
     *means, found = flat.split([*[x.numel() for x in gradients], len(flags)])
     for i, (parameter, gradient, mean) in enumerate(zip(trained, gradients, means, strict=True)):

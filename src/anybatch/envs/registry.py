@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from anybatch.config.encoders import is_in_main
 from anybatch.errors import ConfigError, user_code_error
 
 _unnamed: dict[str, Callable[..., Any]] = {}
@@ -115,7 +116,7 @@ def check_importable(env_id: str, encoder: str, who: str) -> None:
             f"env.id is {env_id!r}, a callable without an import path, which {who} cannot find; move it to the top "
             "level of a module"
         )
-    if encoder.startswith("__main__:"):
+    if is_in_main(encoder):
         raise ConfigError(
             f"model.encoder is {encoder!r}, a class of this program, which {who} cannot find; move it to a module"
         )

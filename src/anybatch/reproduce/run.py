@@ -83,9 +83,8 @@ def _train_here(jobs: Sequence[Job], folder: ResultsFolder, on_done: Callable[[i
     """Train one run after another; returns the exit code."""
     for done, job in enumerate(jobs):
         on_done(done, len(jobs))
-        path = folder.runs / job.folder_name
-        with contextlib.suppress(DivergenceError):
-            if train_or_resume(job.config, path, job.seed, quiet=True).interrupted:
+        with contextlib.suppress(DivergenceError):  # the curve ends there
+            if train_or_resume(job.config, folder.runs / job.folder_name, job.seed, quiet=True).interrupted:
                 return INTERRUPTED
     on_done(len(jobs), len(jobs))
     return 0

@@ -311,11 +311,6 @@ def evaluate(
         close_env(games)
 
 
-def _check_policy(policy: Any) -> None:
-    if not isinstance(policy, LoadedPolicy):
-        raise ConfigError(f"policy is {shown(policy)}, but must be a LoadedPolicy, as load_policy(run_dir) returns it")
-
-
 def _play(
     games: VectorEnv,
     act: Callable[[EnvObservation], np.ndarray],
@@ -395,7 +390,9 @@ def choose_env(policy: LoadedPolicy, env: EnvChoice) -> EnvConfig:
     A callable gets the options of training if it is the training environment: the same object, or one that stands in
     for a callable that this process does not know. ``num_envs`` is that of training unless ``env`` is a configuration.
     """
-    _check_policy(policy)
+    given: Any = policy
+    if not isinstance(given, LoadedPolicy):
+        raise ConfigError(f"policy is {shown(given)}, but must be a LoadedPolicy, as load_policy(run_dir) returns it")
     trained = policy.config.env
     if env is None:
         return trained

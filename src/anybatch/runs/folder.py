@@ -11,6 +11,7 @@ from typing import Any
 
 from anybatch._version import __version__
 from anybatch.config import fields
+from anybatch.config.encoders import is_in_main
 from anybatch.config.io import OTHER_ENTRIES, from_dict, read_yaml, to_yaml
 from anybatch.config.schedules import CONSTANT, SCHEDULES, factor, scheduled_numbers
 from anybatch.config.schema import TrainConfig
@@ -27,7 +28,6 @@ from anybatch.scaling import table
 from anybatch.scaling.changes import Change
 from anybatch.system.atomic_files import remove_leftovers, write_text
 
-_IN_MAIN = "__main__:"  # an import path that names something else in every program
 _INIT_FROM = "init_from"  # an entry of config.yaml
 
 
@@ -87,7 +87,7 @@ def _needed_again(config: TrainConfig) -> list[str]:
             "find in another process: pass it again in Python, with resume(run, env=...), load_policy(run, env=...) or "
             "evaluate(policy, env)"
         )
-    if config.model.encoder.startswith(_IN_MAIN):
+    if is_in_main(config.model.encoder):
         sentences.append(
             f"model.encoder is {config.model.encoder!r}: resume, eval and watch need a program that defines it; if it "
             "is in a module, any program finds it"
@@ -97,7 +97,7 @@ def _needed_again(config: TrainConfig) -> list[str]:
 
 def encoder_of_this_program(config: TrainConfig) -> list[str]:
     """A sentence for a run whose encoder is looked up in this program, which may not be the one that trained it."""
-    if not config.model.encoder.startswith(_IN_MAIN):
+    if not is_in_main(config.model.encoder):
         return []
     return [f"model.encoder is {config.model.encoder!r}: the class of that name in this program is used"]
 

@@ -165,11 +165,12 @@ def _load_optimizer(optimizer: Optimizer, saved: State) -> None:
     numbers = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, numbers, strict=True):
-        before, after = (betas[1] for betas in (group.get("betas", (0, 0)), values.get("betas", (0, 0))))
+        before, after = (x.get("betas", (0.0, 0.0))[1] for x in (group, values))
         group |= values
-        for parameter in group["params"]:
-            if before != after and before > 0 and after > 0 and "step" in optimizer.state[parameter]:
-                optimizer.state[parameter]["step"] *= math.log(before) / math.log(after)  # the same beta2^step
+        if before != after and min(before, after) > 0:
+            states = [optimizer.state[x] for x in group["params"] if x in optimizer.state]
+            for state in states:
+                state["step"] *= math.log(before) / math.log(after)  # the same beta2^step
 
 
 def _auxiliary_batch(config: TrainConfig) -> float:
