@@ -225,6 +225,30 @@ def test_infinite_actions_are_blamed_on_the_policy_unless_the_observation_was(sp
         rollouts(TensorSampler, env, agent, 1)
 
 
+class Propagating(Walk):
+    """Takes any action and computes with infinite ones, as most simulators do: reward and place become infinite."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+@pytest.mark.parametrize("steps", [1, T])
+def test_infinite_actions_are_blamed_on_the_policy_though_the_environment_returns_nan(steps: int) -> None:
+    env = make(EnvConfig(id=environment_id(Propagating)), N, 3)
+    assert isinstance(env, TensorVectorEnv)
+    agent = agent_of(env)
+    with torch.no_grad():
+        for name, x in agent.named_parameters():
+            if name.endswith("log_std"):
+                x.fill_(100.0)  # e^100 overflows float32, though the parameters are finite
+    sampler: Any = TensorSampler(
+        env, agent.action_spec, generator=torch.Generator().manual_seed(3), bootstrap_truncated=True
+    )
+    with pytest.raises(DivergenceError):
+        collect_tensors(sampler, agent, steps, device=CPU, interrupts=Interrupts())
+
+
 def test_an_observation_after_the_last_step_is_named() -> None:
     env = make(EnvConfig(id=environment_id(lambda num_envs: Infinite(num_envs))), N, 0)
     agent: Any = agent_of(env)
