@@ -6,14 +6,14 @@
 
 Each part has its own time limit and runs in processes of its own, so that whatever goes wrong in one is recorded and
 the next one runs. The results are written after each part. A part whose turn comes when less than --least seconds are
-left is skipped, and named on the page: run it with --parts and another --out. Nothing is downloaded; without EnvPool,
-random frames take Procgen's place; the page names the environment. The output of each part is kept beside the results.
+left is skipped, and named on the page: run it with --parts and another --out. Nothing is downloaded; where Procgen
+cannot be made, random frames take its place; the page names the environment. gpu-round.log has what all parts print.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import functools
 import json
 import multiprocessing
 import os
@@ -65,8 +65,10 @@ def whole_phase(spec: Spec) -> dict[str, Any]:
     from anybatch.training import train
     from bench_run import configuration
 
+    torch.set_num_threads(spec.threads)
     config = configuration(spec, spec.iterations, spec.steps)
     with tempfile.TemporaryDirectory() as folder:
+        train(configuration(spec, 1, spec.steps), Path(folder) / "warm-up", seed=1, quiet=True)
         began = time.perf_counter()
         result = train(config, Path(folder) / "run", seed=1, quiet=True)
         seconds = time.perf_counter() - began
@@ -88,6 +90,7 @@ def whole_phase(spec: Spec) -> dict[str, Any]:
 def kernels(spec: Spec) -> dict[str, Any]:
     """The operations that take the most of a policy phase: share of the time, and calls, by name."""
     import torch
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     from anybatch.policy_phase import policy_phase
@@ -96,6 +99,7 @@ def kernels(spec: Spec) -> dict[str, Any]:
     from bench_limits import synchronize
     from bench_run import configuration
 
+    torch.set_num_threads(spec.threads)
     parts = build(configuration(spec, 1, spec.steps), seed=1)
     rollout = parts.source.next(0)
     batch, _ = estimate_advantages(rollout, rollout.reward, parts.learner.config, parts.advantage_normalizer)
@@ -106,7 +110,9 @@ def kernels(spec: Spec) -> dict[str, Any]:
         synchronize()
     parts.env.close()
     column = "self_device_time_total" if gpu else "self_cpu_time_total"
-    spent = sorted(((getattr(x, column), x.key, x.count) for x in profiler.key_averages()), reverse=True)
+    # a kernel of the GPU is an event of its own, and counts in that of the operation that launched it, too
+    operations = [x for x in profiler.key_averages() if x.device_type == DeviceType.CPU and not x.is_user_annotation]
+    spent = sorted(((getattr(x, column), x.key, x.count) for x in operations), reverse=True)
     total = sum(seconds for seconds, _, _ in spent)
     return {"kernels": [[name[:100], seconds / total, count] for seconds, name, count in spent[:15]]}
 
@@ -151,9 +157,18 @@ def machine(device: str) -> dict[str, Any]:
     return facts
 
 
+@functools.cache
 def procgen() -> str:
-    """StarPilot, or random frames of its size where EnvPool is not installed."""
-    return "procgen:starpilot-hard" if importlib.util.find_spec("envpool") else "synthetic_env:procgen_like"
+    """StarPilot, or random frames of its size where Procgen cannot be made: no EnvPool, or no Qt."""
+    from anybatch.config.schema import EnvConfig
+    from anybatch.envs.factory import make
+    from anybatch.errors import AnybatchError
+
+    try:
+        make(EnvConfig(id="procgen:starpilot-hard"), 1, 0).close()
+    except AnybatchError:
+        return "synthetic_env:procgen_like"
+    return "procgen:starpilot-hard"
 
 
 def rounds(dry: bool) -> list[Part]:
@@ -186,7 +201,7 @@ def rounds(dry: bool) -> list[Part]:
     }
     two = spec(**several, ranks=2, threads=1 if dry else 4, device="cpu" if dry else "cuda")
     return [
-        Part("machine", 60, machine, device),
+        Part("machine", 180, machine, device),
         Part("ppo", 90, training, spec("ppo", **rates)),
         Part("ppo-ewma", 60, training, spec()),
         Part("ppo-ewma, compile", 150, training, spec(compiled=True)),
@@ -195,10 +210,10 @@ def rounds(dry: bool) -> list[Part]:
         Part("ppo-ewma, 1 environment", 50, training, spec(num_envs=1, **several)),
         Part("4,096 environments of tensors", 50, training, spec(num_envs=4096, **tensors)),
         Part("ppo-ewma, 2 processes", 70, training, two, ranks=2),
+        Part("kernels", 50, kernels, spec("ppo", changes={"optimizer.policy_epochs": 1, "optimizer.value_epochs": 1})),
         Part("tests", 180, gpu_tests, "tests/gpu"),
         Part("ppo-ewma, 16 environments, compile", 120, training, spec(num_envs=16, compiled=True, **several)),
         Part("ppo, compile", 120, training, spec("ppo", compiled=True)),
-        Part("kernels", 50, kernels, spec("ppo", changes={"optimizer.policy_epochs": 1, "optimizer.value_epochs": 1})),
         Part("4,096 environments of tensors, compile", 90, training, spec(num_envs=4096, compiled=True, **tensors)),
         Part("ppo, passes of 2,048 samples", 50, training, spec("ppo", micro_batch=None if dry else 2048)),
         Part("ppo-ewma, 1 environment, compile", 120, training, spec(num_envs=1, compiled=True, **several)),
@@ -228,8 +243,18 @@ def child(part: Part, variables: dict[str, str], file: Path) -> None:
     file.write_text(json.dumps(outcome))
 
 
-def do(part: Part, seconds: float, folder: Path, context: Any) -> dict[str, Any]:
-    """The record of a part that may take ``seconds``."""
+def do(part: Part, seconds: float, out: Path, context: Any) -> dict[str, Any]:
+    """The record of a part that may take ``seconds``; what it printed is added to ``out / "gpu-round.log"``."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return _do(part, seconds, Path(folder), context)
+        finally:
+            with (out / "gpu-round.log").open("a") as log:
+                for file in sorted(Path(folder).glob("*.log")):
+                    log.write(f"== {part.name}, {file.stem}\n{file.read_text(errors='replace')}\n")
+
+
+def _do(part: Part, seconds: float, folder: Path, context: Any) -> dict[str, Any]:
     began = time.monotonic()
     variables = {**torchrun_variables(part.ranks), "OMP_NUM_THREADS": str(getattr(part.argument, "threads", 1))}
     stem = "".join(x if x.isalnum() else "-" for x in part.name)
@@ -311,6 +336,7 @@ def main() -> None:
     if unknown := sorted(set(arguments.parts or ()) - set(names)):
         parser.error(f"no part is called {', '.join(map(repr, unknown))}; the parts are {'; '.join(names)}")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "gpu-round.log").unlink(missing_ok=True)
     context = server(_PRELOADED + ["torch._dynamo"] * arguments.dry_run)
     settings = {"dry_run": arguments.dry_run, "minutes": arguments.minutes}
     records: dict[str, Any] = {}
