@@ -40,8 +40,15 @@ def write(folder: Path, content: Any) -> Path:
 def test_report_of_results(tmp_path: Path) -> None:
     (write(tmp_path, manifest()) / "staleness.png").write_bytes(PNG)
     page = write_report([tmp_path]).read_text()
-    assert "2 runs, 100 environment steps; seeds 1, 2" in page
+    assert "2 runs, 100 environment steps; seeds 1, 2; <code>anybatch reproduce run staleness --suite laptop<" in page
     assert page.count("data:image/png;base64,") == 1
+
+
+def test_a_figure_names_the_command_that_trained_it(tmp_path: Path) -> None:
+    words = ["run all --seeds 2", "run staleness --games catch --seeds 48", "run tests"]
+    calls = [{**manifest()["calls"][0], "command": f"anybatch reproduce {x}"} for x in words]
+    page = write_report([write(tmp_path, manifest(calls=calls))]).read_text()
+    assert "<code>anybatch reproduce run staleness --games catch --seeds 48</code>" in page
 
 
 def test_html_in_any_text_is_escaped(tmp_path: Path) -> None:

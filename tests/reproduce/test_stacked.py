@@ -213,6 +213,12 @@ def test_what_cannot_be_stacked_is_refused(changes: dict[str, Any], words: str) 
         run_stacked([small(**changes)], [0])
 
 
+@pytest.mark.parametrize(("name", "value"), [("rows", 0), ("rows", -1), ("processes", 0), ("processes", 1.5)])
+def test_numbers_of_a_launch_are_checked(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} is {value}, but must be an integer of at least 1"):
+        launch([], [], tmp_path, **{name: value})
+
+
 @pytest.mark.procgen
 def test_networks_that_cannot_be_stacked_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"encoder is .*use launcher single"):

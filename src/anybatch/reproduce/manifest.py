@@ -63,7 +63,9 @@ def add_command(
     ``seconds`` the wall-clock time.
     """
     manifest = read_manifest(folder) if (folder / NAME).exists() else {"figures": {}, "calls": []}
-    manifest |= {"suite": suite.name, "about": suite.about, "versions": versions(), "machine": machine()}
+    manifest |= {"suite": suite.name, "about": suite.about}
+    if trained or not manifest["calls"]:  # a call that only draws does not change what trained the runs
+        manifest |= {"versions": versions(), "machine": machine()}
     for figure in figures:
         runs = required_runs(suite, [figure])
         manifest["figures"][figure.name] = {

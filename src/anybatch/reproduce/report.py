@@ -95,8 +95,8 @@ def _results_section(folder: Path) -> Iterator[str]:
         if name in manifest["figures"]:
             made = manifest["figures"][name]
             seeds = ", ".join(map(str, made["seeds"])) or "none"
-            budget = re.search(r" --budget[= ]\S+", manifest["calls"][-1]["command"]) if manifest["calls"] else None
-            command = f"anybatch reproduce run {name} --suite {manifest['suite']}{budget[0] if budget else ''}"
+            calls = [x["command"] for x in manifest["calls"] if re.search(rf" run ({name}|all)( |$)", x["command"])]
+            command = calls[-1] if calls else f"anybatch reproduce run {name} --suite {manifest['suite']}"
             yield (
                 f"<p><small>{made['runs']:,} runs, {made['env_steps']:,} environment steps; seeds {escape(seeds)}; "
                 f"<code>{escape(command)}</code></small></p>"

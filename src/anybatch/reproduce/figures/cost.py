@@ -29,15 +29,17 @@ def passes(config: TrainConfig) -> tuple[float, float]:
     """Forward-only and forward-backward passes of one network per environment step, counted as in the paper.
 
     A shared network counts once, separate ones twice. Sampling takes a forward pass, a policy epoch a forward-backward
-    pass and, with an EWMA, a forward pass of the average; auxiliary epochs are forward-backward.
+    pass and, with a proximal policy of its own (EWMA or recent), a forward pass of that; auxiliary epochs are
+    forward-backward.
     """
     networks = 2 if config.model.architecture == "dual" else 1
     optimizer = config.optimizer
     joint = optimizer.policy_epochs == optimizer.value_epochs
     epochs = optimizer.policy_epochs * networks if joint else optimizer.policy_epochs + optimizer.value_epochs
-    average = optimizer.policy_epochs if config.policy.proximal == "ewma" else 0
+    has_copy = config.policy.proximal != "behavior" and not config.policy.interpolated
+    proximal = optimizer.policy_epochs if has_copy else 0
     auxiliary = config.aux.epochs if config.aux.enabled else 0
-    return float(networks + average), float(epochs + auxiliary * networks)
+    return float(networks + proximal), float(epochs + auxiliary * networks)
 
 
 def work(config: TrainConfig) -> float:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from anybatch.config.schema import TrainConfig
+from anybatch.config.validation import check_integer
 from anybatch.errors import AnybatchError, ConfigError, DivergenceError, Interrupted
 from anybatch.reproduce.evaluations import Evaluations
 from anybatch.reproduce.stacked.results import read_result, result_path, write_result
@@ -75,6 +76,9 @@ def launch(
     """
     if len(configs) != len(seeds):
         raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
+    check_integer("processes", processes, at_least=1)
+    if rows is not None:
+        check_integer("rows", rows, at_least=1)
     if launcher not in ("vectorized", "single"):
         raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
     if evaluations is not None and launcher == "single":

@@ -12,7 +12,7 @@ import torch
 
 from anybatch.auxiliary_phase import AuxiliaryPhase
 from anybatch.config.schema import OptimizerConfig, TrainConfig
-from anybatch.config.validation import validate
+from anybatch.config.validation import check_integer, validate
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
 from anybatch.envs.tensor import TensorVectorEnv
@@ -82,6 +82,8 @@ def run_stacked(
     """
     if len(configs) != len(seeds) or not configs:
         raise ConfigError(f"a stack needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
+    if rows is not None:
+        check_integer("rows", rows, at_least=1)
     for config in configs:
         validate(config)
     check_common_shape(configs)
