@@ -41,6 +41,20 @@ def make_optimizer(parameters: list[Parameter], config: OptimizerConfig) -> Opti
     return Adam(parameters, lr=config.step_size, betas=config.adam_betas, eps=config.adam_eps, fused=True)
 
 
+def keep_moments(optimizer: Optimizer, group: Mapping[str, Any], before: Sequence[float] | None, c: float = 1) -> None:
+    """Keep Adam's moments without their bias, m / (1 - beta^step), if a group's betas were others ``before``.
+
+    A step then counts as ``c`` steps. Otherwise the new betas correct a bias that the moments do not have.
+    """
+    if before is None or tuple(before) == tuple(group["betas"]):
+        return
+    for state in (optimizer.state[x] for x in group["params"] if x in optimizer.state):
+        old, new = float(state["step"]), float(state["step"]) * c
+        for name, was, now in zip(("exp_avg", "exp_avg_sq"), before, group["betas"], strict=True):
+            state[name] = state[name] * ((1 - now**new) / (1 - was**old))
+        state["step"] = torch.full_like(state["step"], new)
+
+
 class Optimizers:
     """One joint optimiser, or one each for policy and value where their epochs differ (E_pi != E_V in PPG)."""
 
@@ -110,7 +124,9 @@ class Optimizers:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
             for group in optimizer.param_groups:  # the numbers of the configuration, which may have been edited
+                before = group.get("betas")
                 group |= {key: optimizer.defaults[key] for key in _NUMBERS if key in optimizer.defaults}
+                keep_moments(optimizer, group, before)
         if self._config.adaptive_step and _FACTORS in state:
             self._factors, self._once = map(list, state[_FACTORS])
 

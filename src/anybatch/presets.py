@@ -225,10 +225,15 @@ def ppo_ewma_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> Trai
 
 
 def _with_ewma(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """PPO-EWMA with the limit of a PPO that has the gradient steps of ``overrides``, unless they name another limit."""
+    """PPO-EWMA with the limit of a PPO that has the gradient steps of ``overrides``, unless they name another limit.
+
+    A PPO with one gradient step in an iteration has no limit: then that of ``config``.
+    """
     given = flat(overrides)
     steps = {name: x for name, x in given.items() if name in ("optimizer.policy_epochs", "optimizer.minibatches")}
-    tuned = config if "policy.center_of_mass" in given else override(config, steps)
+    tuned = override(config, steps)
+    if "policy.center_of_mass" in given or tuned.optimizer.policy_epochs * tuned.optimizer.minibatches == 1:
+        tuned = config
     return override(from_ppo(tuned), overrides)
 
 

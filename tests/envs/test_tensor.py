@@ -126,6 +126,16 @@ def test_a_tuple_of_two_observations_may_come_without_info() -> None:
     assert isinstance(observation, dict) and [x.shape for x in observation.values()] == [(3, 1), (3, 2)]
 
 
+@pytest.mark.parametrize("info", [False, True])
+def test_a_tuple_that_ends_in_a_dict_is_not_taken_for_an_info(info: bool) -> None:
+    space = spaces.Tuple((spaces.Box(0, 100, (1,)), spaces.Dict(a=spaces.Box(0, 1, (2,)))))
+    games, env = made(observation_space=space)
+    pair = (torch.ones(3, 1), {"a": torch.zeros(3, 2)})
+    env.reset = lambda: (pair, {}) if info else pair  # type: ignore[method-assign, assignment]
+    observation = games.reset()
+    assert isinstance(observation, dict) and [x.shape for x in observation.values()] == [(3, 1), (3, 2)]
+
+
 class Simulator(gymnasium.Env[Any, Any]):
     """A tensor environment as simulators register it: a gymnasium.Env."""
 
@@ -146,6 +156,9 @@ def test_a_wrapper_that_hides_a_tensor_environment_is_named() -> None:
 
     with pytest.raises(EnvError, match=r"returned a OrderEnforcing around a tensor environment.*use env\.unwrapped"):
         make(EnvConfig(id=environment_id(make_wrapped)), 3, 0)
+    for make_one in (lambda: Simulator(3), lambda: wrapped):
+        with pytest.raises(EnvError, match=r"is a tensor environment, .* function with the argument num_envs"):
+            make(EnvConfig(id=environment_id(make_one)), 3, 0)
 
 
 def test_rows_of_episodes_that_were_not_truncated_have_no_last_observation() -> None:

@@ -13,10 +13,13 @@ import torch
 import yaml
 
 from anybatch.cli.main import main
-from anybatch.config.io import read_yaml
+from anybatch.config.io import override, read_yaml
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.runs import checkpoint
+from anybatch.runs.build import build
+from anybatch.runs.edited import other_distributions
 from anybatch.runs.evaluation import load_policy
+from anybatch.runs.folder import read_config
 from anybatch.training import resume, train
 from small_runs import tiny_ppo
 
@@ -65,6 +68,10 @@ def test_another_distribution_of_the_same_weights_is_said(run: Path, capsys: pyt
     edit(run, lambda values: values["model"]["gaussian"].update(squash=True))
     resume(run, quiet=True)
     assert "model.gaussian.squash is True instead of False: the same weights now give a" in capsys.readouterr().err
+    clips = [override(tiny_ppo(), {"observation.normalize": True, "observation.clip": x}) for x in (10.0, 3.0)]
+    (sentence,) = other_distributions(*clips)
+    assert sentence == "observation.clip is 3.0 instead of 10.0: the same weights now see other observations"
+    assert not other_distributions(*(override(config, {"observation.normalize": False}) for config in clips))
 
 
 def test_without_a_change_nothing_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +81,15 @@ def test_without_a_change_nothing_is_said(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_edited_numbers_of_the_optimiser_take_effect(run: Path) -> None:
+    before = checkpoint.load_newest(run / "checkpoints")[0]["state"]["optimizers"]["joint"]["state"][0]
     edit(run, lambda values: values["optimizer"].update(adam_eps=0.1, adam_betas=[0.5, 0.6]))
+    parts = build(read_config(run)[0], 0)
+    parts.learner.optimizers.load_state_dict(checkpoint.load_newest(run / "checkpoints")[0]["state"]["optimizers"])
+    after = parts.learner.optimizers.state_dict()["joint"]["state"][0]
+    parts.env.close()
+    steps = float(before["step"])
+    unbiased = before["exp_avg_sq"] / (1 - 0.999**steps)
+    torch.testing.assert_close(after["exp_avg_sq"] / (1 - 0.6**steps), unbiased)
     resume(run, total_env_steps=24, quiet=True)
     state = checkpoint.load_newest(run / "checkpoints")[0]["state"]["optimizers"]["joint"]
     assert (state["param_groups"][0]["eps"], tuple(state["param_groups"][0]["betas"])) == (0.1, (0.5, 0.6))

@@ -220,6 +220,10 @@ def test_tensors_give_tensors() -> None:
     assert action.tolist() == policy.act(arrays, greedy=True).tolist()
     one = policy.act({name: x[0] for name, x in tensors.items()}, greedy=True)
     assert one.shape == () and int(one) == int(action[0])
+    half = policy.act({name: x.bfloat16() for name, x in tensors.items()}, greedy=True)
+    assert half.tolist() == action.tolist()  # these numbers are exact in bfloat16
+    for space in (spaces.Box(0, 200, (1,), np.uint8), spaces.MultiBinary(2)):  # as tensor environments get them
+        assert policy_of(spaces.Box(-1, 1, (2,)), space).act(torch.zeros(2)).dtype == torch.int64
 
 
 def test_only_images_are_said_to_be_stacked() -> None:

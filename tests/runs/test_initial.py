@@ -19,7 +19,7 @@ from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import build
 from anybatch.runs.folder import began_from, read_config
-from anybatch.runs.initial import start_from
+from anybatch.runs.initial import _load_optimizer, start_from
 from anybatch.scaling import rescale
 from anybatch.training import resume, train
 from small_runs import tiny_ppo
@@ -151,13 +151,32 @@ def test_a_step_size_that_follows_the_kl_divergence_continues(large: Path, tmp_p
 
 
 def test_the_bias_of_second_moments_is_corrected_as_before(large: Path) -> None:
-    """8 steps at beta2 = 0.999 count as 32 at 0.999^(1/4): 0.999^8 = 0.999^(32/4)."""
+    """8 steps at beta2 = 0.999 count as 32 of a quarter of the batch at 0.999^(1/4): 0.999^8 = 0.999^(32/4)."""
     config, _ = rescale(small(), num_envs=2, adam_betas="both")
     components = build(config, 0)
     start_from(large, components)
     components.env.close()
     states = components.learner.optimizers.optimizers["joint"].state.values()
     assert [float(one["step"]) for one in states] == pytest.approx([32.0] * len(states), rel=1e-4)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.9), (0.5, 0.999), (0.0, 0.99)])
+def test_other_betas_at_the_same_batch_do_not_make_the_first_steps_longer(
+    betas: tuple[float, float], tmp_path: Path
+) -> None:
+    """Where every gradient is 1, both moments without their bias are 1, and so is every step in units of its size."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    adam = torch.optim.Adam([weight], lr=1.0, betas=betas, eps=0.0)
+    old = torch.optim.Adam([torch.nn.Parameter(weight.detach().clone())], lr=1.0, betas=(0.9, 0.999), eps=0.0)
+    for optimizer, steps in ((old, 100), (adam, 3)):
+        if optimizer is adam:
+            _load_optimizer(adam, old.state_dict(), 1.0)
+        for _ in range(steps):
+            (parameter,) = optimizer.param_groups[0]["params"]
+            before = parameter.item()
+            parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            assert before - parameter.item() == pytest.approx(1.0, rel=1e-6)
 
 
 def test_numbers_are_those_of_the_configuration(large: Path) -> None:

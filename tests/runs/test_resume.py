@@ -440,6 +440,8 @@ def test_an_empty_path_is_not_the_current_folder(
 def test_what_is_not_a_run_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a run folder"):
         resume(tmp_path / "nowhere", quiet=True)
+    with pytest.raises(ConfigError, match=r"run is 3, but must be a folder"):
+        read_config(3)  # type: ignore[arg-type]
     (tmp_path / "config.yaml").write_text("a: [")
     with pytest.raises(CheckpointError, match="damaged"):
         resume(tmp_path, quiet=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from anybatch.cli.main import main
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError
-from anybatch.presets import ppo, ppo_ewma, ppo_ewma_atari, ppo_ewma_control
+from anybatch.grid.grid_file import read_grid
+from anybatch.presets import PRESETS, ppo, ppo_ewma, ppo_ewma_atari, ppo_ewma_control
 from anybatch.proximal import EwmaProximal
 from anybatch.scaling import center_of_mass_of_ppo, from_ppo
 
@@ -64,6 +68,30 @@ def test_presets_have_the_limit_of_the_gradient_steps_that_are_set(preset: Calla
     assert once.policy.center_of_mass == center_of_mass_of_ppo(1, 4)
     assert preset(minibatches=8).policy.center_of_mass == center_of_mass_of_ppo(4, 8)
     assert preset(minibatches=8, center_of_mass=3.0).policy.center_of_mass == 3.0
+    single = preset(policy_epochs=1, value_epochs=1, minibatches=1)  # PPO has no limit then: that of the preset
+    assert single.policy.center_of_mass == center_of_mass_of_ppo(4, 4)
+    assert preset(proximal="behavior", policy_epochs=1, minibatches=1).policy.proximal == "behavior"
+    with pytest.raises(ConfigError, match=r"optimizer\.policy_epochs is 0"):
+        preset(policy_epochs=0)
+
+
+def test_command_lines_and_grids_have_the_limit_of_the_epochs_that_are_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once = ["--optimizer.policy-epochs", "1", "--optimizer.value-epochs", "1"]
+    for flags, tuned in (
+        (once, center_of_mass_of_ppo(1, 4)),
+        ([], center_of_mass_of_ppo(4, 4)),
+        ([*once, "--policy.center-of-mass", "3"], 3.0),
+    ):
+        assert main(["scale", "ppo-ewma-control", "--divide-batch-by", "2", "--format", "json", *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["config"]["policy"]["center_of_mass"] == pytest.approx(2 * tuned)
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        "base: ppo-ewma-control\nset: {env.id: gym:CartPole-v1, optimizer.policy_epochs: 1, optimizer.value_epochs: 1}"
+    )
+    (job,) = read_grid(grid, PRESETS)
+    assert job.config == ppo_ewma_control("gym:CartPole-v1", policy_epochs=1, value_epochs=1)
 
 
 def test_a_policy_with_a_limit_of_its_own_is_no_plain_ppo() -> None:

@@ -402,8 +402,8 @@ def test_rules_see_the_other_values_set_by_hand() -> None:
     text = scaling.table(changes)
     assert "constant" in text and "linear" in text and "sgd" in text
     assert rows["optimizer.kind"].before == "adam" and rows["optimizer.kind"].rule == BY_HAND
-    for name in ("env.num_envs", "rollout.steps", "optimizer.minibatches", "workers"):
-        with pytest.raises(ConfigError, match=rf"overrides has {name}, which makes up the batch: pass"):
+    for name in ("num_envs", "rollout_steps", "minibatches", "workers"):
+        with pytest.raises(ConfigError, match=rf"which makes up the batch: pass {name}= to rescale"):
             scaling.rescale(config, num_envs=16, overrides={name: 8})
 
 
@@ -578,6 +578,8 @@ def test_fresh_data_stays_fresh() -> None:
         config, rows = scaling.scale(ppg_ewma(**changes), 16)
         assert config.rollout.source == ppg_ewma(**changes).rollout.source
         assert not [x for x in rows if x.field.startswith("rollout.source")]
+    stale, _ = scaling.rescale(ppo_ewma(), num_envs=64, overrides={"rollout.source.kind": "asynchronous"})
+    assert stale.rollout.source.max_lag == ppo_ewma().rollout.source.max_lag  # of the new run; there is no age to keep
 
 
 @pytest.mark.parametrize(("c", "words"), [(16, "12,288 environment steps old instead of 196,608"), (0.5, "393,216")])

@@ -19,6 +19,7 @@ from anybatch.config.schema import TrainConfig
 from anybatch.errors import ConfigError, did_you_mean
 from anybatch.presets import PRESETS
 from anybatch.runs.files import CONFIG
+from anybatch.scaling.ppo import follow_epochs
 from anybatch.system.launcher import launcher_rank
 
 T = TypeVar("T")
@@ -67,7 +68,10 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
         if field in _SEVERAL and times > 1:
             raise ConfigError(f"--{name} is given {times} times, but must be given once, with all its values")
     parsed = tyro.cli(kind, args=_with_none(rest), prog=prog, default=default)
-    return preset, base, dataclasses.replace(parsed, config=_with_pairs_of(base, parsed.config))  # type: ignore[type-var, attr-defined]
+    config = _with_pairs_of(base, parsed.config)  # type: ignore[attr-defined]
+    if preset in PRESETS:
+        base, config = follow_epochs(PRESETS[preset], base, config, given_fields(rest))
+    return preset, base, dataclasses.replace(parsed, config=config)  # type: ignore[type-var]
 
 
 def _with_none(words: Sequence[str]) -> list[str]:

@@ -207,11 +207,12 @@ def _make_gym(name: str, config: EnvConfig, seeds: Sequence[int], rendering: boo
     def make_env() -> gymnasium.Env[Any, Any]:
         try:
             # anybatch checks what it needs itself, at every step.
-            return gymnasium.make(name, disable_env_checker=True, **kwargs)
+            env = gymnasium.make(name, disable_env_checker=True, **kwargs)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError, KeyError, AssertionError) as error:
             raise EnvError(f"Gymnasium cannot make {env_id}: {error}") from error
         except BaseException as error:
             raise user_code_error(error, f"making {env_id}") from error
+        return _no_tensors(env, env_id)
 
     return _vectorize(make_env, config, seeds)
 
@@ -339,8 +340,19 @@ def _check_number(env: Any, number: int, env_id: str, *, given: bool = False) ->
 def _make_single(make_env: Callable[[], Any], env_id: str) -> gymnasium.Env[Any, Any]:
     with user_code(f"making {env_id}"):
         env = make_env()
+    _no_tensors(env, env_id)
     if not isinstance(env, gymnasium.Env):
         raise EnvError(f"{env_id} returned a {type(env).__name__} instead of a gymnasium.Env.")
+    return env
+
+
+def _no_tensors(env: Any, env_id: str) -> Any:
+    """The environment, unless it is one of tensors, of which a function makes any number in one call."""
+    if is_tensor_env(env) or hides_tensor_env(env):
+        raise EnvError(
+            f"{env_id} is a tensor environment, which has many instances: pass a function with the argument num_envs "
+            "that returns it, without wrappers"
+        )
     return env
 
 

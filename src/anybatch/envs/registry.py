@@ -41,7 +41,8 @@ def hides_tensor_env(env: Any) -> bool:
     """Whether an object is a wrapper of Gymnasium around a tensor environment, whose attributes it does not have."""
     import gymnasium
 
-    return isinstance(env, gymnasium.Wrapper) and is_tensor_env(env.unwrapped)
+    wrappers = gymnasium.Wrapper | gymnasium.vector.VectorWrapper
+    return isinstance(env, wrappers) and not is_tensor_env(env) and is_tensor_env(env.unwrapped)
 
 
 def words_for_hidden(env: Any) -> str:

@@ -109,7 +109,7 @@ def _dimensions(raw: Any) -> int:
     """Number of axes of an observation; raises UnfitError if it is no array."""
     try:
         array = np.asarray(raw)
-    except ValueError as error:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError) as error:  # lists of different lengths; tensors of a GPU
         raise UnfitError(f"is not an array: {error}") from error
     if array.dtype.kind == "O":
         raise UnfitError(f"is a {type(raw).__name__}, but must be an array")

@@ -233,8 +233,10 @@ class TensorVectorEnv:
             takes_seed = self._seed is not None and "seed" in inspect.signature(self._env.reset).parameters
             raw = self._env.reset(**({"seed": self._seed} if takes_seed else {}))
         self._seed = None
-        if isinstance(raw, tuple) and len(raw) == 2 and isinstance(raw[1], Mapping):
-            raw = raw[0]
+        if isinstance(raw, tuple) and len(raw) == 2 and isinstance(raw[1], Mapping | None):
+            # a Tuple of two entries, the second a Dict, looks like (observations, info)
+            is_tuple = isinstance(self.native_spaces[0], gymnasium.spaces.Tuple)
+            raw = raw[0] if isinstance(raw[0], tuple | list) or not is_tuple else raw
         return self._observations.tensors(raw, self.num_envs)
 
     def step_tensors(self, action: Tensor) -> TensorSteps:

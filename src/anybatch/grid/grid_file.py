@@ -31,12 +31,13 @@ from anybatch.errors import ConfigError, shown
 from anybatch.grid.job import Job
 from anybatch.runs.trust import code_named, require_trust
 from anybatch.scaling import Finding, scale, validity
+from anybatch.scaling.ppo import follow_epochs
 from anybatch.scaling.tuned_at import BATCH, FOLLOWERS, TunedAt, carry, divide
 
 _KEYS = ("base", "set", "variants", "vary", "seeds", "tuned_at")
 
 
-def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, trust_code: bool = False) -> list[Job]:
+def read_grid(path: Path, presets: Mapping[str, Callable[..., TrainConfig]], *, trust_code: bool = False) -> list[Job]:
     """Read the jobs of a grid file, whose ``base`` can name one of the presets.
 
     ``trust_code`` accepts environments and encoders that are import paths.
@@ -59,12 +60,15 @@ def read_grid(path: Path, presets: Mapping[str, Callable[[], TrainConfig]], *, t
     jobs = []
     for name, changes in variants.items():
         own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
-        base, base_file = _base(own.pop("base", grid.get("base")), path, presets)
+        name_of_base = own.pop("base", grid.get("base"))
+        base, base_file = _base(name_of_base, path, presets)
         for values in itertools.product(*vary.values()):
             varied = dict(zip(vary, values, strict=True))
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
-                config, findings = _override_and_scale(base, {**common, **own, **varied}, tuned_at)
+                config, findings = _override_and_scale(
+                    base, {**common, **own, **varied}, tuned_at, presets.get(name_of_base)
+                )
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             _require_trust(config, base, path, base_file, trust_code=trust_code)
@@ -107,7 +111,7 @@ def _fields_named(entries: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _override_and_scale(
-    base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt
+    base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt, preset: Callable[..., TrainConfig] | None
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
     for name in changes:
         if not isinstance(name, str):
@@ -117,6 +121,8 @@ def _override_and_scale(
         raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
     config = override(base, changes)
     given = fields.flat(changes).keys()
+    if preset is not None:
+        base, config = follow_epochs(preset, base, config, given)
     if not tuned_at.numbers():
         scaled, tuned = config if divide_batch_by == 1 else scale(config, divide_batch_by)[0], config
     else:
@@ -146,7 +152,7 @@ def _require_trust(config: TrainConfig, base: TrainConfig, path: Path, base_file
     require_trust(config, path, trust_code=trust_code, given=same)
 
 
-def _base(name: Any, path: Path, presets: Mapping[str, Callable[[], TrainConfig]]) -> tuple[TrainConfig, Path]:
+def _base(name: Any, path: Path, presets: Mapping[str, Callable[..., TrainConfig]]) -> tuple[TrainConfig, Path]:
     """The configuration that runs start from, and its file; that of the grid for a preset, which names no code."""
     if isinstance(name, str) and name in presets:
         return presets[name](), path

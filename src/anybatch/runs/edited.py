@@ -26,8 +26,12 @@ def other_distributions(before: TrainConfig, config: TrainConfig) -> list[str]:
         was, now = getattr(before.model.gaussian, name), getattr(config.model.gaussian, name)
         if was != now:
             sentences.append(
-                f"model.gaussian.{name} is {now} instead of {was}: the same weights now give a different distribution"
+                f"model.gaussian.{name} is {now} instead of {was}: the same weights now give a different distribution "
+                "of continuous actions"
             )
+    was, now = before.observation.clip, config.observation.clip
+    if config.observation.normalize and was != now:
+        sentences.append(f"observation.clip is {now} instead of {was}: the same weights now see other observations")
     return sentences
 
 

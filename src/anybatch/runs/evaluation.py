@@ -69,7 +69,7 @@ class LoadedPolicy:
 
         Args:
             observation: an element of ``observation_space``, or a batch (B, ...) of them; for a Dict space a dictionary
-                of such arrays. Tensors instead of arrays give a tensor on their device.
+                of such arrays. Tensors instead of arrays give a tensor on their device, of int64 for integers.
             generator: generator for sampled actions, on the policy's device; None for torch's global one.
             greedy: take the most likely action instead of sampling.
             memory: of a recurrent policy, from :meth:`memory`; ``memory.reset()`` begins a new episode.
@@ -87,7 +87,10 @@ class LoadedPolicy:
         action = choose_actions(self, batch, generator, greedy=greedy, memory=memory)
         native = self._actions.native(action, len(action))
         chosen = native[0] if one else native
-        return chosen if device is None else torch.as_tensor(chosen, device=device)
+        if device is None:
+            return chosen
+        tensor = torch.as_tensor(chosen, device=device)
+        return tensor if tensor.is_floating_point() else tensor.long()  # as tensor environments get them in training
 
     @staticmethod
     def memory() -> PolicyMemory:
@@ -106,7 +109,8 @@ class LoadedPolicy:
 def _as_arrays(observation: Any) -> tuple[Any, torch.device | None]:
     """An observation with arrays in place of tensors, and the device of the tensors; None if it has none."""
     if isinstance(observation, torch.Tensor):
-        return observation.detach().cpu().numpy(), observation.device
+        known = observation.float() if observation.dtype == torch.bfloat16 else observation  # NumPy has no bfloat16
+        return known.detach().cpu().numpy(), observation.device
     if isinstance(observation, Mapping):
         pairs = {key: _as_arrays(x) for key, x in observation.items()}
         return {key: x for key, (x, _) in pairs.items()}, next((d for _, d in pairs.values() if d is not None), None)
@@ -225,7 +229,13 @@ def _best(folder: Path) -> dict[str, Any]:
 
 
 def initial_policy(config: TrainConfig, *, seed: int = 0, device: str = "auto") -> LoadedPolicy:
-    """Create an untrained policy for a configuration, as a baseline."""
+    """Create an untrained policy for a configuration, as a baseline.
+
+    Raises:
+        ConfigError: ``config`` is not a configuration, or the seed not an integer of at least 0.
+    """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(f"config is {shown(config)}, but must be a TrainConfig, as a preset returns it")
     seed = check_integer("seed", seed, at_least=0)
     return _build_policy(config, native_spaces(config.env), device=device, seed=seed)
 

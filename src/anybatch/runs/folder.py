@@ -22,6 +22,7 @@ from anybatch.errors import CheckpointError, ConfigError, shown
 from anybatch.runs import checkpoint
 from anybatch.runs.edited import differences
 from anybatch.runs.files import CHECKPOINTS, CONFIG, PROGRESS, SCALING_JSON, SCALING_TABLE
+from anybatch.runs.owned import checked_folder
 from anybatch.runs.run import Run, is_state_of_run
 from anybatch.runs.trust import require_trust, signature
 from anybatch.scaling import table
@@ -130,7 +131,7 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
     Raises:
         CheckpointError: it is not a run folder.
     """
-    path = Path(folder).expanduser() / CONFIG
+    path = checked_folder("run", folder) / CONFIG
     if not path.exists():
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:

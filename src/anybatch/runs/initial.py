@@ -5,9 +5,9 @@ the moments of the advantages, Adam's averages of the gradients, and the average
 policy. Counters, schedules, random numbers, episodes and the data of a policy phase start anew.
 
 A gradient step of c times fewer samples has a gradient with c times the variance, so Adam's second moments are
-multiplied by c. Its first moments, which average some ten gradients, start at 0 if the batch is another. Its count of
-steps is converted if beta2 is another, so that the bias of the second moments is corrected as before. The proximal
-policy's average continues: it has the age in environment steps that the scaling rules keep.
+multiplied by c. Its first moments, which average some ten gradients, start at 0 if the batch is another. If its betas
+are others, the moments without their bias stay, and a step counts as c steps. The proximal policy's average continues:
+it has the age in environment steps that the scaling rules keep.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from anybatch.distributed.collectives import on_main
 from anybatch.distributed.state import State
 from anybatch.errors import CheckpointError
 from anybatch.models.agent import Agent
+from anybatch.optimizers import keep_moments
 from anybatch.proximal import EwmaProximal, ProximalPolicy
 from anybatch.runs import checkpoint
 from anybatch.runs.build import Components
@@ -139,10 +140,10 @@ def _load_optimizers(state: State, components: Components, source: TrainConfig, 
     if source.optimizer.kind != config.optimizer.kind or not optimizers.optimizers.keys() <= saved.keys():
         return False
     for name, optimizer in optimizers.optimizers.items():
-        _load_optimizer(optimizer, _at_batch(saved[name], samples))
+        _load_optimizer(optimizer, _at_batch(saved[name], samples), samples)
     if components.auxiliary is not None and "auxiliary" in state:
         c = _auxiliary_batch(source) / _auxiliary_batch(config)
-        _load_optimizer(components.auxiliary.optimizer, _at_batch(state["auxiliary"]["optimizer"], c))
+        _load_optimizer(components.auxiliary.optimizer, _at_batch(state["auxiliary"]["optimizer"], c), c)
     return True
 
 
@@ -160,17 +161,14 @@ def _at_batch(saved: State, c: float) -> State:
     return {**saved, "state": states}
 
 
-def _load_optimizer(optimizer: Optimizer, saved: State) -> None:
-    """Load averages, but keep the step size and the other numbers of the configuration."""
+def _load_optimizer(optimizer: Optimizer, saved: State, c: float) -> None:
+    """Load averages, but keep the step size and the other numbers of the configuration; a step now counts as ``c``."""
     numbers = [{key: x for key, x in group.items() if key != "params"} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, values in zip(optimizer.param_groups, numbers, strict=True):
-        before, after = (x.get("betas", (0.0, 0.0))[1] for x in (group, values))
+        before = group.get("betas")
         group |= values
-        if before != after and min(before, after) > 0:
-            states = [optimizer.state[x] for x in group["params"] if x in optimizer.state]
-            for state in states:
-                state["step"] *= math.log(before) / math.log(after)  # the same beta2^step
+        keep_moments(optimizer, group, before, c)
 
 
 def _auxiliary_batch(config: TrainConfig) -> float:

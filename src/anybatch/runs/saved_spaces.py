@@ -128,7 +128,8 @@ def _essence(space: Space[Any], bounds: bool) -> dict[Any, Any]:
     if not bounds:
         return {"kind": "Box", "shape": data["shape"], "dtype": "float"}
     # policies act in float32, in which 0.4 is the same number whatever the dtype of the space
-    rounded = {name: np.asarray(data[name], np.float32).tolist() for name in ("low", "high")}
+    with np.errstate(over="ignore"):  # bounds beyond float32 are no bounds
+        rounded = {name: np.asarray(data[name], np.float32).tolist() for name in ("low", "high")}
     return {**data, **rounded, "dtype": "float"}
 
 

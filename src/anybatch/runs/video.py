@@ -22,6 +22,7 @@ from anybatch.runs.evaluation import (
     choose_actions,
     choose_env,
 )
+from anybatch.sampling.rollout import step_of
 
 _SMALLEST_SIDE = 256
 _FORMATS = (".mp4", ".gif")
@@ -76,7 +77,7 @@ def record(
         observation = games.reset()
         frames, ended = [_frame(games, config.id)], 0
         while ended < episodes and len(frames) <= max_steps:
-            step = games.step(choose_actions(policy, observation, generator, memory=memory))
+            step = step_of(games, choose_actions(policy, observation, generator, memory=memory))
             observation = step.observation
             memory.reset(step.done)
             ended += int(step.done[0])

@@ -250,13 +250,13 @@ def _init(ray: Any, workers: int) -> None:
     """Connect to the cluster of RAY_ADDRESS or ``ray start``, or start one on this machine."""
     options = {"include_dashboard": False, "log_to_driver": False}
     try:
-        # allow more workers than cores, which Ray would otherwise never start
-        ray.init(num_cpus=max(workers, os.cpu_count() or 1), **options)
-    except ValueError:  # a running cluster counts its own CPUs
+        # more workers than cores are allowed, which Ray would otherwise never start
         try:
+            ray.init(num_cpus=max(workers, os.cpu_count() or 1), **options)
+        except ValueError:  # a running cluster counts its own CPUs
             ray.init(**options)
-        except (ConnectionError, ValueError) as error:
-            raise EnvError(no_ray_cluster(None, error)) from error
+    except (ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: it has another version
+        raise EnvError(no_ray_cluster(None, error)) from error
 
 
 def _reason(error: Exception) -> str:

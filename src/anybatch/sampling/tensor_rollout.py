@@ -226,8 +226,7 @@ def collect_tensors(
     logp = spec.distribution(params).log_prob(action)
     # infinite actions explain what the environment returns: check_finite finds them in logp
     env.check(observations, torch.cat([params, logp.unsqueeze(2)], dim=2), reward, moments, record.wrong_last())
-    if not bool(torch.isfinite(last).all()) and bool(torch.isfinite(logp).all()):
-        # of the observations after the last step, which are not checked yet
+    if not bool(torch.isfinite(last).all()) and bool(torch.isfinite(logp).all()):  # observations after the last step
         env.check(map_observation(lambda x: x.unsqueeze(1), after), params[:, -1:], reward[:, -1:])
     check_finite(torch.cat([value, last.unsqueeze(1)], dim=1), logp)
     return Rollout(

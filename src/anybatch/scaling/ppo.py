@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
@@ -55,5 +56,22 @@ def from_ppo(config: TrainConfig) -> TrainConfig:
             "from_ppo: with one minibatch and one policy epoch PPO does not limit the policy, so no EWMA limits it as "
             "PPO did; omit from_ppo and choose policy.center_of_mass yourself"
         )
-    center = center_of_mass_of_ppo(config.optimizer.policy_epochs, config.optimizer.minibatches)
+    numbers = {name: fields.get(config, name) for name in ("optimizer.policy_epochs", "optimizer.minibatches")}
+    center = center_of_mass_of_ppo(*(check_integer(name, x, at_least=1) for name, x in numbers.items()))
     return fields.replace(fields.replace(config, "policy.proximal", "ewma"), "policy.center_of_mass", center)
+
+
+def follow_epochs(
+    preset: Callable[..., TrainConfig], base: TrainConfig, config: TrainConfig, given: Collection[str]
+) -> tuple[TrainConfig, TrainConfig]:
+    """A preset and a configuration made from it, both with the centre of mass of the preset at ``config``'s epochs.
+
+    Where ``given``, the names of the fields that were set, has the centre of mass or no epochs, both are returned as
+    they are. The presets that follow a PPO compute it by :func:`from_ppo`; the others have it fixed.
+    """
+    if "optimizer.policy_epochs" not in given or "policy.center_of_mass" in given:
+        return base, config
+    center = preset(policy_epochs=config.optimizer.policy_epochs).policy.center_of_mass
+    return fields.replace(base, "policy.center_of_mass", center), fields.replace(
+        config, "policy.center_of_mass", center
+    )

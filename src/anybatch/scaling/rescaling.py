@@ -177,9 +177,9 @@ def rescale(
         for field, number in zip(FIELDS, (num_envs, rollout_steps, minibatches, workers), strict=False)
     )
     overrides = {full: converted(full, value) for full, value in fields.flat(overrides or {}).items()}
-    for name in FIELDS[:4]:
+    for name, argument in zip(FIELDS, ("num_envs", "rollout_steps", "minibatches", "workers"), strict=False):
         if name in overrides:
-            raise ConfigError(f"overrides has {name}, which makes up the batch: pass {name.split('.')[-1]}= to rescale")
+            raise ConfigError(f"overrides has {name}, which makes up the batch: pass {argument}= to rescale")
     if num_envs is not None and num_envs > MOST_ENVS:
         raise ConfigError(f"env.num_envs is {num_envs}, but must be an integer from 1 to {MOST_ENVS:,}")
     envs, steps = num_envs or config.env.num_envs, rollout_steps or config.rollout.steps
@@ -238,6 +238,7 @@ def _transfer(
         Change("rollout.steps", config.rollout.steps, steps, ASKED, ""),
         Change("optimizer.minibatches", config.optimizer.minibatches, minibatches, minibatches_rule, samples),
     ]
+    rules = replace(rules, staleness=rules.staleness and config.stale)  # fresh data has no age to keep
     after_batch = apply_changes(config, changes)
     changes += [workers_change(config, after_batch, workers)]
     by_hand = {name: value for name, value in overrides.items() if name == "optimizer.kl_target"}  # may switch it on
