@@ -155,7 +155,9 @@ def divide(
                 if name in source
                 else f"to give the batch that is divided, use tuned_at.{TunedAt.name_of(name)}"
             )
-            raise ConfigError(f"{name} {number} already sets the batch of the run, and so does divide_batch_by; {remedy}")
+            raise ConfigError(
+                f"{name} {number} already sets the batch of the run, and so does divide_batch_by; {remedy}"
+            )
     if keywords.pop("rule") != "paper":
         raise ConfigError("divide_batch_by needs the paper's rule; otherwise give the new batch by its fields")
     workers = config.workers if "workers" in given else None
