@@ -208,9 +208,9 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         settings: Any = self.args
         wanted = {"scale_rewards": "none", "multi_objective_aggregation": "sum_then_normalize"}
         for name, value in wanted.items() if self.normalizer is not None else ():
-            if (given := getattr(settings, name, value)) != value:  # older TRL has no aggregation
+            if (chosen := getattr(settings, name)) != value:
                 raise ConfigError(
-                    f'{name} is {given!r}, but advantage_span would scale rewards again; set {name}="{value}"'
+                    f'{name} is {chosen!r}, but advantage_span would scale rewards again; set {name}="{value}"'
                 )
         fresh, parts, epochs = settings.steps_per_generation, settings.gradient_accumulation_steps, self.num_iterations
         if self.measures_noise and fresh % parts and (fresh > parts or epochs > 1):
