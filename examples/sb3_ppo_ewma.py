@@ -1,9 +1,9 @@
 """PPO-EWMA inside Stable-Baselines3: its policies, environments, callbacks, files; our objective.
 
-`PPOEWMA` replaces `PPO`. The second call trains at an eighth of the batch, with the four
-adjustments that keep the learning curve about where it was (`anybatch scale ppo-ewma --divide-batch-by 8 --for sb3`
-prints them for your numbers), saves in the middle and continues from the file, which has the moving average and the
-advantage moments.
+`PPOEWMA` replaces `PPO`. The second call trains at an eighth of the batch, with the three adjustments (step size,
+centre of mass, advantage span) that keep the learning curve about where it was (`anybatch scale ppo-ewma
+--divide-batch-by 8 --for sb3` prints them for your numbers), saves in the middle and continues from the file, which has
+the moving average and the advantage moments.
 
 How to run it (half a minute):
 

@@ -347,9 +347,11 @@ def test_an_average_that_was_cast_with_its_policy_is_refused() -> None:
         ewma.after_gradient_step()
 
 
-@pytest.mark.parametrize("center_of_mass", [-0.1, -1.0, math.inf, math.nan])
-def test_bad_center_of_mass_is_refused(center_of_mass: float) -> None:
-    with pytest.raises(ValueError, match="center_of_mass"):
+@pytest.mark.parametrize(
+    "center_of_mass", [-0.1, -1.0, math.inf, math.nan, None, "8", torch.tensor([8.0, -1.0], dtype=torch.float64)]
+)
+def test_bad_center_of_mass_is_refused(center_of_mass: Any) -> None:
+    with pytest.raises(ConfigError, match=r"center_of_mass is .*, but must be a finite number of gradient steps"):
         EwmaProximal(Scalar(), center_of_mass)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from anybatch.config.validation import check_number
 from anybatch.errors import ConfigError
 from anybatch.minibatches import Minibatch
 from anybatch.models.distributions import Distribution
@@ -151,11 +152,11 @@ class EwmaProximal(_FrozenCopy):
                 stacked runs, whose parameters have a leading run axis.
 
         Raises:
-            ValueError: a centre of mass is negative or not finite.
+            ConfigError: a centre of mass is not a finite number of at least 0.
         """
-        centers = torch.as_tensor(center_of_mass, dtype=torch.float64)
-        if not bool(((centers >= 0) & torch.isfinite(centers)).all()):
-            raise ValueError(f"center_of_mass {center_of_mass} must be a finite number of gradient steps, at least 0")
+        centers = center_of_mass.flatten().tolist() if isinstance(center_of_mass, Tensor) else [center_of_mass]
+        for center in centers:
+            check_number("center_of_mass", center, of="gradient steps", at_least=0)
         self.beta = decay_of(center_of_mass)
         """Decay rate of the average."""
         self.module = _frozen(module)

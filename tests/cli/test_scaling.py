@@ -158,6 +158,12 @@ def test_from_ppo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # 8 gradient steps an iteration: (7 + sqrt(63)) / 2 = 7.4686, at 64 environments; 32 times that at 2
     assert config.policy.center_of_mass == pytest.approx(32 * 7.468627, rel=1e-6)
     assert "from PPO: policy.center_of_mass 7.469 limits the policy" in capsys.readouterr().out
+    assert [row["field"] for row in json.loads((run / "scaling.json").read_text())][:2] == [
+        "policy.proximal",
+        "policy.center_of_mass",
+    ]
+    text = printed(["ppo", "--from-ppo"], capsys)
+    assert "behavior  ewma" in text and "nothing changes" not in text
     assert main(["scale", "ppo", "--from-ppo", "--policy.center-of-mass", "3"]) == 2
     assert "omit it or from_ppo" in capsys.readouterr().err
 

@@ -292,6 +292,17 @@ def test_refuses_what_would_bias_it(changes: dict[str, Any], words: str) -> None
         model(**changes)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("target_kl", 0.01), ("clip_range_vf", lambda left: 0.1), ("batch_size", 48), ("kl_coefficient", -5.0)],
+)
+def test_refused_settings_are_refused_on_the_model_too(name: str, value: Any) -> None:
+    one = model()
+    setattr(one, name, value)
+    with pytest.raises(ConfigError, match=name):
+        one.learn(64)
+
+
 def test_an_age_changed_on_the_model_is_refused() -> None:
     for name in ("center_of_mass", "advantage_span"):
         one = model()

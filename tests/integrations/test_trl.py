@@ -245,7 +245,9 @@ def test_of_an_adapter_only_the_adapter_is_averaged(tmp_path: Path) -> None:
     [
         ({"loss_type": "vespo"}, "loss_type is 'vespo', but must be one of grpo"),
         ({"scale_rewards": "group"}, 'set scale_rewards="none"'),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, 'set multi_objective_aggregation="sum_then_normalize"'),
         ({"center_of_mass": -1.0}, "center_of_mass is -1"),
+        ({"center_of_mass": 0.0}, "center_of_mass is 0.0, but must be a finite number above 0"),
         ({"weight": "tokens"}, "weight is 'tokens', but must be one of token"),
         ({"noise_scale": True, "steps_per_generation": 3, "gradient_accumulation_steps": 2}, "within a pass"),
         ({"beta": 0.1}, r"beta is 0.1 with use_bias_correction_kl, .* set use_bias_correction_kl=False"),
@@ -268,13 +270,17 @@ def test_rounding_errors_of_equal_rewards_are_no_advantages(tmp_path: Path, monk
     assert trainer._generate_and_score_completions([])["advantages"].tolist() == [0.0] * 8
 
 
-def test_fresh_completions_have_weight_1_with_dropout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reuse", [{"steps_per_generation": 2, "num_iterations": 1}, {}])
+def test_the_first_step_has_weight_1_with_dropout(tmp_path: Path, reuse: dict[str, int]) -> None:
+    """On fresh completions, and on those that TRL scores when it generates them, because several steps use them."""
     peft = pytest.importorskip("peft", reason="needs pip install peft")
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.5, init_lora_weights=False)
-    trainer = build(str(tmp_path), gradient_steps=1, peft_config=config, steps_per_generation=2, num_iterations=1)
+    trainer = build(str(tmp_path), gradient_steps=1, peft_config=config, **reuse)
     trainer.train()
     (row,) = [row for row in trainer.state.log_history if "importance_weight/max" in row]
     assert row["importance_weight/max"] == pytest.approx(1.0, abs=1e-5)
+    assert row["log_ratio/proximal_behavior"] == pytest.approx(0.0, abs=1e-5)
+    assert row["clip_ratio/region_mean"] > 0  # the trained policy keeps its dropout
 
 
 @pytest.mark.parametrize(("kind", "adam"), [(torch.optim.SGD, False), (torch.optim.AdamW, True)])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from anybatch.config.io import override
 from anybatch.config.schema import TrainConfig
+from anybatch.integrations.token_objectives import Truncate
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.scaling import scale
 from anybatch.scaling.frameworks import translate
@@ -31,7 +34,7 @@ CLEANRL = {
 def test_stable_baselines3(config: TrainConfig, kind: str) -> None:
     pytest.importorskip("stable_baselines3", reason="needs pip install '.[sb3]'")
     names: dict[str, Any] = {"ENV_ID": "CartPole-v1", "POLICY": "MlpPolicy"}
-    exec(str(translate(config, "sb3")), names)
+    exec(str(translate(override(config, {"total_env_steps": 1}), "sb3")), names)  # learns for one iteration
     model, optimizer = names["model"], names["model"].policy.optimizer.param_groups[0]
     assert type(model).__name__ == kind
     assert (model.n_envs, model.n_steps) == (config.env.num_envs, config.rollout.steps)
@@ -110,8 +113,24 @@ def test_trl(config: TrainConfig, tmp_path: Path) -> None:
     assert made.adam_beta1 == pytest.approx(config.optimizer.adam_betas[0], rel=1e-6)
     assert made.steps_per_generation == 2 * config.optimizer.minibatches
     assert made.num_iterations == config.optimizer.policy_epochs
+    assert made.entropy_coef == config.policy.entropy_coefficient == 0.01
     if config.policy.objective == "kl":
         assert made.ref_model_mixup_alpha == pytest.approx(1 / 9, rel=1e-5)
+
+
+def test_our_trainers_for_trl_get_all_that_they_require() -> None:
+    pytest.importorskip("trl", reason="needs pip install '.[trl]'")
+    from anybatch.integrations import trl as trainers
+
+    parameters = signature(trainers.DecoupledAsyncGRPOTrainer.__init__).parameters.values()
+    required = {x.name for x in parameters if x.kind is x.KEYWORD_ONLY and x.default is x.empty}
+    assert required == {"weight", "bound"}
+    asynchronous = override(SMALL, {"rollout.source": {"kind": "asynchronous", "max_lag": 2}})
+    for config, name in ((SMALL, "DecoupledGRPOTrainer"), (asynchronous, "DecoupledAsyncGRPOTrainer")):
+        (sentence,) = [x for x in translate(config, "trl").missing if x.startswith("policy.center_of_mass")]
+        passed = eval(f"dict({sentence.partition('pass ')[2].partition(' to ')[0]})", {"Truncate": Truncate})
+        assert passed == {"center_of_mass": 64.0, "weight": "token", "bound": Truncate(100.0)}
+        assert f"anybatch.integrations.trl.{name} " in sentence and hasattr(trainers, name)
 
 
 @pytest.mark.parametrize("config", [SMALL, ppo(), ppg_ewma()])

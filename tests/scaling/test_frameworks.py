@@ -122,6 +122,18 @@ def test_the_reference_model_of_trl_excludes_our_trainer() -> None:
     assert any("DecoupledGRPOTrainer" in sentence for sentence in translate(ppo_ewma(), "trl").missing)
 
 
+def test_asynchronous_rollouts_are_async_grpo_s_in_trl() -> None:
+    """AsyncGRPO makes one pass: 2 iterations of 8 minibatches are 16 gradient steps."""
+    source = {"rollout.source": {"kind": "asynchronous", "max_lag": 2}}
+    missing = "\n".join(translate(ppo_ewma(**source), "trl").missing)
+    assert "AsyncGRPOConfig in place of GRPOConfig, with max_staleness=16" in missing
+    assert "DecoupledAsyncGRPOTrainer" in missing
+    assert "advantage.span 1: no counterpart" in missing  # which that trainer has no argument for
+    assert "rollout.source asynchronous: no counterpart" not in missing
+    reference = translate(ppo_ewma(objective="kl", **source), "trl").missing  # which AsyncGRPO does not have
+    assert any(sentence.startswith("rollout.source asynchronous: no counterpart") for sentence in reference)
+
+
 def test_sgd_is_not_sold_as_adam() -> None:
     config = ppo(optimizer_kind="sgd", sgd_momentum=0.9)
     kind = translate(config, "sb3").arguments["policy_kwargs"]
@@ -136,6 +148,7 @@ def test_sgd_is_not_sold_as_adam() -> None:
 def test_schedules() -> None:
     config = ppo(schedule="linear", total_env_steps=1000, step_size=0.25)
     assert "learning_rate=lambda left: left * 0.25," in str(translate(config, "sb3"))
+    assert translate(config, "sb3").arguments["total_timesteps"] == 1000  # in which it reaches 0
     assert "--anneal-lr" in str(translate(config, "cleanrl"))
     assert translate(config, "rllib").arguments["lr"] == [[0, 0.25], [1000, 0.0]]
     assert translate(config, "trl").arguments["lr_scheduler_type"] == "linear"
@@ -153,7 +166,13 @@ def test_schedules() -> None:
         ({"objective": "kl", "proximal": "ewma", "kl_estimator": "half-squared"}, "sb3", "the KL is exact"),
         ({"objective": "kl"}, "rllib", "kl_target"),
         ({"objective": "kl"}, "trl", "policy.kl_coefficient 1"),
-        ({}, "trl", "policy.entropy_coefficient 0.01"),
+        ({}, "trl", "total_env_steps: no counterpart; max_steps counts gradient steps"),
+        ({}, "trl", "advantage.span 1: no counterpart"),
+        ({"total_env_steps": 50000}, "rllib", "total_env_steps 50000: no argument"),
+        ({}, "sb3", "optimizer.shuffle trajectories: no counterpart"),
+        ({"max_grad_norm": 0.5}, "rsl_rl", "optimizer.max_grad_norm 0.5: limits the joint gradient"),
+        ({"precision": "fp32"}, "cleanrl", "precision fp32: not translated"),
+        ({"objective": "kl", "proximal": "ewma"}, "trl", "evaluated once per generated batch"),
         ({}, "rllib", "per learner"),
         ({"proximal": "recent"}, "trl", "policy.proximal recent"),
         ({"rollout.source.kind": "delayed", "rollout.source.delay": 2}, "trl", "rollout.source delayed"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from anybatch.config.fields import flat
 from anybatch.config.io import override
 from anybatch.errors import ConfigError
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.scaling import from_ppo, rescale, scale
+from anybatch.scaling.changes import apply_changes
 from anybatch.scaling.options import Adjustments
 from anybatch.scaling.tuned_at import TunedAt, carry, divide
 
@@ -69,6 +71,28 @@ def test_divide() -> None:
         divide(base, config, given, 4)
 
 
+@pytest.mark.parametrize(
+    ("changes", "tuned_at", "words"),
+    [
+        ({"minibatches": 16}, TunedAt(minibatches=4), "optimizer.minibatches 16 .* omit divide_batch_by"),
+        ({"steps": 64}, TunedAt(num_envs=8, rollout_steps=128), "rollout.steps 64 .* omit divide_batch_by"),
+        ({"num_envs": 64}, TunedAt(num_envs=64), "env.num_envs 64 .* omit divide_batch_by"),
+        ({"num_envs": 64}, TunedAt(minibatches=4), "env.num_envs 64 .* use tuned_at.num_envs"),
+    ],
+)
+def test_divide_refuses_a_second_batch(changes: dict[str, int], tuned_at: TunedAt, words: str) -> None:
+    base, given = ppo_ewma(), flat(changes)
+    with pytest.raises(ConfigError, match=words):
+        divide(base, override(base, changes), given, 4, tuned_at)
+
+
+def test_divide_keeps_minibatches_that_both_name() -> None:
+    base = ppo_ewma()
+    config = override(base, {"minibatches": 16})
+    carried = divide(base, config, ["optimizer.minibatches"], 4, TunedAt(minibatches=16))
+    assert carried.config == scale(config, 4)[0]
+
+
 def test_an_automatic_number_is_no_number_by_hand() -> None:
     base = ppg_ewma()
     config = override(base, {"num_envs": 16, "aux.minibatches": None})
@@ -103,7 +127,28 @@ def test_ppo_is_converted_at_the_batch_where_it_was_tuned() -> None:
     carried = carry(base, config, {"env.num_envs", "optimizer.minibatches"}, ppo=True)
     assert carried.config == rescale(from_ppo(base), num_envs=16, minibatches=16)[0]
     unchanged = carry(base, base, (), ppo=True)
-    assert (unchanged.config, unchanged.changes) == (from_ppo(base), [])
+    assert unchanged.config == from_ppo(base)
+
+
+def test_the_conversion_from_ppo_is_among_the_changes() -> None:
+    """16 gradient steps: (15 + sqrt(255)) / 2 = 15.4844, and 4 times that with 2 of 8 environments."""
+    base = ppo("gym:CartPole-v1", num_envs=8, rollout_steps=128, minibatches=4, policy_epochs=4, value_epochs=4)
+    small = override(base, {"num_envs": 2})
+    carried = [
+        carry(base, base, (), ppo=True),
+        carry(base, small, {"env.num_envs"}, ppo=True),
+        divide(base, base, (), 4, ppo=True),
+        carry(base, small, {"env.num_envs"}, options=Adjustments(ewma=False), ppo=True),
+    ]
+    for result, after, rule in zip(
+        carried, (15.4844, 61.9374, 61.9374, 15.4844), ("from PPO", *2 * ["from PPO, x 4"], "from PPO"), strict=True
+    ):
+        proximal, center = result.changes[:2]
+        assert (proximal.field, proximal.before, proximal.after) == ("policy.proximal", "behavior", "ewma")
+        assert (center.field, center.before, center.rule) == ("policy.center_of_mass", 8.0, rule)
+        assert center.after == result.config.policy.center_of_mass == pytest.approx(after, abs=1e-4)
+        assert len({change.field for change in result.changes}) == len(result.changes)
+        assert apply_changes(base, result.changes) == result.config
 
 
 def test_a_run_of_one_gradient_step_may_come_from_a_ppo_of_several() -> None:

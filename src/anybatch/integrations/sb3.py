@@ -226,9 +226,11 @@ class PPOEWMA(PPO):
         """Optimise policy and value on the rollout buffer: the inner two loops of the pseudocode in appendix A.
 
         Raises:
-            ConfigError: ``center_of_mass`` or ``advantage_span`` was changed after the model was made.
+            ConfigError: ``center_of_mass`` or ``advantage_span`` was changed after the model was made, or another
+                setting to one that the constructor refuses.
         """
         self.memory.check_unchanged(self.center_of_mass, self.advantage_span)
+        self._check()
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         clip_range, buffer, logged = self._clip_range(), self.rollout_buffer, defaultdict[str, list[float]](list)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch.config.validation import check_number
+from anybatch.config.validation import check_positive
 from anybatch.errors import install_command
 from anybatch.proximal import accumulate_, decay_of, full_precision, sum_of_powers
 
@@ -42,12 +42,12 @@ class EwmaUpdate(TargetNetUpdater):
 
         Args:
             loss_module: a TorchRL loss with target parameters (``delay_actor=True``).
-            center_of_mass: beta/(1-beta), in gradient steps, at least 0.
+            center_of_mass: beta/(1-beta), in gradient steps, above 0.
 
         Raises:
             ConfigError: ``center_of_mass`` is out of range.
         """
-        check_number("center_of_mass", center_of_mass, of="gradient steps", at_least=0)
+        check_positive("center_of_mass", center_of_mass)
         self.beta = decay_of(center_of_mass)
         super().__init__(loss_module)
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Adam
 
+from anybatch.config.validation import check_positive
 from anybatch.diagnostics.noise_scale import NoiseScale, window_steps
 from anybatch.errors import ConfigError, install_command
 from anybatch.integrations.token_batches import Level
@@ -63,6 +65,7 @@ class _Decoupled:
         **kwargs: Any,
     ) -> None:
         check_options(weight, bound)
+        check_positive("center_of_mass", center_of_mass)  # before the model is loaded
         super().__init__(*args, **kwargs)
         self._check()
         trainer: Any = self
@@ -181,11 +184,13 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         Args:
             *args: those of ``trl.GRPOTrainer``.
             advantage_span: effective sample size of advantage moments in generated batches, 2/(1-beta)-1, at least 1
-                (third adjustment of section 4), with ``scale_rewards="none"``; None leaves advantages to TRL.
+                (third adjustment of section 4), with ``scale_rewards="none"`` and
+                ``multi_objective_aggregation="sum_then_normalize"``; None leaves advantages to TRL.
             **kwargs: those of ``trl.GRPOTrainer``, and ``weight``, the level of prox/behav; ``bound``, the treatment of
-                large weights prox/behav; ``center_of_mass`` of the average in gradient steps (8); ``average_device``,
-                where it is kept in fp32 (that of the weights); ``noise_scale``, whether the gradient noise scale is
-                measured and logged, which takes the memory of four more gradients in fp32 (False).
+                large weights prox/behav; ``center_of_mass`` of the average in gradient steps, above 0 (8);
+                ``average_device``, where it is kept in fp32 (that of the weights); ``noise_scale``, whether the
+                gradient noise scale is measured and logged, which takes the memory of four more gradients in fp32
+                (False).
 
         Raises:
             ConfigError: an option is none of these, weights are sharded, a loss without an importance ratio, rewards
@@ -201,11 +206,12 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         super().__init__(*args, **kwargs)
         self.normalizer = None if advantage_span is None else AdvantageNormalizer(advantage_span)
         settings: Any = self.args
-        if self.normalizer is not None and settings.scale_rewards != "none":
-            raise ConfigError(
-                f"scale_rewards is {settings.scale_rewards!r}, but advantage_span would scale them again; set "
-                'scale_rewards="none"'
-            )
+        wanted = {"scale_rewards": "none", "multi_objective_aggregation": "sum_then_normalize"}
+        for name, value in wanted.items() if self.normalizer is not None else ():
+            if (chosen := getattr(settings, name)) != value:
+                raise ConfigError(
+                    f'{name} is {chosen!r}, but advantage_span would scale rewards again; set {name}="{value}"'
+                )
         fresh, parts, epochs = settings.steps_per_generation, settings.gradient_accumulation_steps, self.num_iterations
         if self.measures_noise and fresh % parts and (fresh > parts or epochs > 1):
             raise ConfigError(
@@ -235,6 +241,11 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
             self.normalizer.update(everywhere.mean(), everywhere.var(correction=0), everywhere.numel())
             output["advantages"] = self.normalizer(advantages)
         return output
+
+    def _get_per_token_logps_and_entropies(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # without a gradient, these are of a policy to compare with: dropout would make noise of the weights prox/behav
+        with nullcontext() if torch.is_grad_enabled() else evaluation_mode(model):
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
         policy: Any = self.model
@@ -266,7 +277,7 @@ class DecoupledGRPOTrainer(_Decoupled, GRPOTrainer):
         """
         logp, by_sampler = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
         if logp is None:
-            with evaluation_mode(model), torch.no_grad():
+            with torch.no_grad():
                 logp = self._logps(model, inputs)
         return logp if by_sampler is None else torch.where(by_sampler.isnan(), logp, by_sampler)
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from anybatch.config import fields
 from anybatch.config.schema import TrainConfig
 
-Value: TypeAlias = int | float | tuple[float, float] | None
-"""Value of a scaled field; None where an option like ``optimizer.kl_stop`` is off."""
+Value: TypeAlias = int | float | str | tuple[float, float] | None
+"""Value of a scaled field; None where an option like ``optimizer.kl_stop`` is off, text for ``policy.proximal``."""
 
 ASKED, BY_HAND = "as asked", "by hand"
 """Rules of a change that was asked for, and of a value that replaces a rule's."""
@@ -27,7 +27,7 @@ class Change:
     after: Value
     """Value after it."""
     rule: str
-    """Operation on the number, like "/ sqrt(16)" or "x 16"; or "as asked", or "by hand"."""
+    """Operation on the number, like "/ sqrt(16)" or "x 16"; or "as asked", "by hand", or "from PPO"."""
     why: str
     """Reason in a few words; empty if the change was asked for."""
 

@@ -20,7 +20,7 @@ from anybatch.config.schema import TrainConfig
 _PLAIN = TrainConfig()
 _OTHERS = (
     *("model.", "env.frame_stack", "env.action_mask", "env.bootstrap_truncated"),
-    *("policy.max_importance_ratio", "policy.importance", "optimizer.kl_factor"),
+    *("policy.max_importance_ratio", "policy.importance", "optimizer.kl_factor", "precision"),
 )
 """Sections and fields that no table translates, or few."""
 

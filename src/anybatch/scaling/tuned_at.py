@@ -22,6 +22,7 @@ from anybatch.scaling.rescaling import FIELDS, rescale, scale
 
 BATCH, FOLLOWERS = FIELDS[:4], FIELDS[4:]
 """Fields that make up the batch, and those that depend on it."""
+_FROM_PPO = "from PPO"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Carried:
     tuned: TrainConfig
     """The configuration that it was scaled from."""
     changes: list[Change]
-    """Every field in which they differ because of the batch."""
+    """Every field that the conversion from PPO and the batch changed."""
     notes: list[str]
     """Sentences about what was assumed."""
 
@@ -108,6 +109,7 @@ def carry(
         starts = [Change(name, 0, fields.get(base, name), "", "") for name in FIELDS if name not in kept]
         tuned = apply_changes(config, starts)
         overrides = _followers(config, given)
+    plain = tuned
     if ppo:
         tuned = _from_ppo(tuned, given, notes)
         config = fields.replace(config, "policy.proximal", "ewma")
@@ -116,14 +118,14 @@ def carry(
     if options.rule == "fixed-minibatch" and "optimizer.minibatches" not in given:
         asked.pop("optimizer.minibatches", None)  # computed
     if not asked:
-        return Carried(config, config, [], notes)
+        return Carried(config, config, _converted(plain, tuned, []), notes)
     asked |= {name: fields.get(config, name) for name in BATCH if name in given}  # by the rules they could change
     if overrides:
         notes.append(_assumed("to be tuned for this batch, so not scaled", overrides))
     # a fresh base has no age to keep
     keywords = options.keywords() | {"staleness": options.staleness and (base.stale or bool(source))}
     scaled, changes = rescale(tuned, *(asked.get(name) for name in BATCH), overrides=overrides, **keywords)
-    return Carried(scaled, tuned if source or ppo else base, changes, notes)
+    return Carried(scaled, tuned if source or ppo else base, _converted(plain, tuned, changes), notes)
 
 
 def divide(
@@ -144,11 +146,17 @@ def divide(
         ConfigError: the numbers do not fit each other, or the fields of the batch name another.
     """
     source, keywords = tuned_at.numbers(), (options or Adjustments()).keywords()
-    for name in BATCH[:1] if source else BATCH[:3]:
-        if name in given:
+    for name in BATCH[:3]:
+        number = fields.get(config, name)
+        kept = source and name != BATCH[0] and source.get(name, number) == number  # only environments are divided
+        if name in given and not kept:
+            remedy = (
+                "omit divide_batch_by, and give the batch of the run by its fields"
+                if name in source
+                else f"to give the batch that is divided, use tuned_at.{TunedAt.name_of(name)}"
+            )
             raise ConfigError(
-                f"{name} {fields.get(config, name)} already sets the batch of the run, and so does divide_batch_by; to "
-                f"give the batch that is divided, use tuned_at.{TunedAt.name_of(name)}"
+                f"{name} {number} already sets the batch of the run, and so does divide_batch_by; {remedy}"
             )
     if keywords.pop("rule") != "paper":
         raise ConfigError("divide_batch_by needs the paper's rule; otherwise give the new batch by its fields")
@@ -158,10 +166,11 @@ def divide(
         notes += _everything_assumed(base, tuned)
     elif followers := _followers(config, given):
         notes.append(_assumed(f"to be tuned with {_words(tuned)}, as the preset or file was", followers))
+    plain = tuned
     if ppo:
         tuned = _from_ppo(tuned, given, notes)
     scaled, changes = scale(tuned, divide_batch_by, workers=workers, **keywords)
-    return Carried(scaled, tuned, changes, notes)
+    return Carried(scaled, tuned, _converted(plain, tuned, changes), notes)
 
 
 def _at(config: TrainConfig, numbers: Mapping[str, int]) -> TrainConfig:
@@ -184,6 +193,23 @@ def _from_ppo(tuned: TrainConfig, given: Collection[str], notes: list[str]) -> T
         f"{minibatches} minibatches and {epochs} policy {'epochs' if epochs > 1 else 'epoch'}, before any scaling"
     )
     return ewma
+
+
+def _converted(plain: TrainConfig, ewma: TrainConfig, changes: list[Change]) -> list[Change]:
+    """``changes`` of scaling ``ewma``, behind those that made it from ``plain``; one row for each field."""
+    if plain == ewma:
+        return changes
+    name = "policy.center_of_mass"
+    before, after = fields.get(plain, name), fields.get(ewma, name)
+    center = Change(name, before, after, _FROM_PPO, "limits the policy as PPO did")
+    for change in changes:
+        if change.field == name:
+            why = f"{show(after)} limits the policy as PPO did; {change.why}"
+            center = Change(name, before, change.after, f"{_FROM_PPO}, {change.rule}", why)
+    proximal = Change(
+        "policy.proximal", plain.policy.proximal, "ewma", _FROM_PPO, "its age does not depend on the iteration batch"
+    )
+    return [proximal, center, *(change for change in changes if change.field != name)]
 
 
 def _assumed(what: str, values: Mapping[str, Value]) -> str:

@@ -68,7 +68,7 @@ def schedule_notes(config: TrainConfig) -> Iterator[str]:
 def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Iterator[str]:
     """Yield a sentence for stale data, and for each rule beyond the paper, that the framework does not have.
 
-    ``counterparts`` are the rules that it has.
+    ``counterparts`` are the rules that it has, and "source" if it has stale data.
     """
     policy, optimizer = config.policy, config.optimizer
     sentences = {
@@ -80,7 +80,7 @@ def beyond_notes(config: TrainConfig, counterparts: Collection[str] = ()) -> Ite
     for name, (used, instead) in sentences.items():
         if used and name not in counterparts:
             yield f"optimizer.{name} {getattr(optimizer, name)}: no counterpart; {instead}"
-    if config.stale:
+    if config.stale and "source" not in counterparts:
         yield f"rollout.source {config.rollout.source.kind}: no counterpart; sampling and training alternate"
     if policy.second_moment is not None:
         yield f"policy.second_moment {policy.second_moment:g}: no counterpart; no sample is masked"
@@ -120,6 +120,8 @@ def ppo_notes(
         yield f"advantage.span {config.advantage.span:g}: no counterpart; {normalization}"
     if not config.advantage.normalize and always and normalization:
         yield f"advantage.normalize false: no counterpart; {normalization}"
+    if optimizer.shuffle == "trajectories" and config.model.recurrent == "none":
+        yield "optimizer.shuffle trajectories: no counterpart; minibatches consist of single samples"
     if optimizer.value_epochs != optimizer.policy_epochs:
         yield f"optimizer.value_epochs {optimizer.value_epochs}: no counterpart; values use policy_epochs as well"
     if config.aux.enabled:

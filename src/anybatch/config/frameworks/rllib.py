@@ -28,6 +28,10 @@ def _notes(config: TrainConfig) -> Iterator[str]:
             "kl_coeff penalises the KL to the behaviour policy and is adapted to kl_target after every iteration; it "
             "cannot be held constant"
         )
+    yield (
+        f"total_env_steps {config.total_env_steps}: no argument of training(); stop when "
+        "num_env_steps_sampled_lifetime in the results of train() has reached it"
+    )
     optimizer = describe_optimizer(config)
     yield f"{optimizer}: no argument of training(); override the learner's configure_optimizers_for_module"
     yield (

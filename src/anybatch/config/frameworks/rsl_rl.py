@@ -31,6 +31,12 @@ def _notes(config: TrainConfig) -> Iterator[str]:
     yield from ppo_notes(config, normalization, "clip_param", always=True, counterparts=("kl_target",))
     if ewma and not config.advantage.normalize:
         yield "advantage.normalize false: no counterpart; advantages are normalised by moments over iterations"
+    norm = config.optimizer.max_grad_norm
+    if norm is not None:
+        yield (
+            f"optimizer.max_grad_norm {norm:g}: limits the joint gradient of policy and value function here, but those "
+            "of actor and critic separately in rsl_rl"
+        )
     if is_linear(config):
         yield "optimizer.schedule linear: no counterpart; the learning rate is fixed, or follows desired_kl"
     if _follows_kl(config):

@@ -92,8 +92,8 @@ _PPO = (
     Row("max_importance_ratio", "policy.max_importance_ratio", when=has_ewma),
     Row("policy_kwargs", "", _optimizer, "model.options"),
 )
+_LEARN = (Row("total_timesteps", "total_env_steps"),)
 _KNOWN = (
-    Row("total_timesteps", "total_env_steps"),
     Row("betas", "optimizer.adam_betas"),
     Row("eps", "optimizer.adam_eps"),
     Row("log_std_init", "model.gaussian.log_std"),
@@ -110,7 +110,7 @@ _KNOWN = (
 
 TABLE = Framework(
     "Stable-Baselines3",
-    {"env = make_vec_env": _ENV, "model = {PPO}": _PPO},
+    {"env = make_vec_env": _ENV, "model = {PPO}": _PPO, "model.learn": _LEARN},
     _notes,
     _KNOWN,
     imports=_imports,

@@ -23,20 +23,63 @@ def _reference(config: TrainConfig) -> bool:
     return config.policy.objective == "kl" and config.policy.proximal == "ewma"
 
 
+def _is_async(config: TrainConfig) -> bool:
+    """Whether AsyncGRPO, which has no reference model, is the counterpart of the source of rollouts."""
+    return config.rollout.source.kind == "asynchronous" and not _reference(config)
+
+
 def _notes(config: TrainConfig) -> Iterator[str]:
     optimizer, policy = config.optimizer, config.policy
     yield from schedule_notes(config)
-    yield from beyond_notes(config)
+    yield from beyond_notes(config, ("source",) if _is_async(config) else ())
+    if _is_async(config):
+        staleness = config.rollout.source.max_lag * optimizer.minibatches
+        yield (
+            f"rollout.source asynchronous: use AsyncGRPOConfig in place of GRPOConfig, with max_staleness={staleness}, "
+            "which counts gradient steps; it makes one pass, and has no num_iterations, steps_per_generation and "
+            "entropy_coef"
+        )
+    yield from _limit_notes(config)
+    yield (
+        "per_device_train_batch_size x gradient_accumulation_steps x devices is the optimisation batch, and "
+        "per_device_train_batch_size x steps_per_generation x devices is the iteration batch; both count completions, "
+        "so divide your values by the same factor instead of copying values"
+    )
+    yield (
+        "total_env_steps: no counterpart; max_steps counts gradient steps, so multiply it by the factor by which you "
+        "divide the optimisation batch"
+    )
+    yield (
+        "env.num_envs, rollout.steps, observation.normalize, reward.normalize, GAE, the value function and the "
+        "auxiliary phase: no counterpart"
+    )
+    if config.advantage.normalize and policy.proximal == "ewma" and not (_reference(config) or _is_async(config)):
+        yield (
+            f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
+            'scale_rewards="none"; TRL\'s own trainer normalises rewards in a group or a batch'
+        )
+    elif config.advantage.normalize:
+        yield f"advantage.span {config.advantage.span:g}: no counterpart; TRL normalises rewards in a group or a batch"
+    if optimizer.kind == "sgd" and optimizer.sgd_momentum:
+        yield f"optimizer.sgd_momentum {optimizer.sgd_momentum:g}: no counterpart"
+
+
+def _limit_notes(config: TrainConfig) -> Iterator[str]:
+    """Yield a sentence about the policy that limits the step."""
+    policy = config.policy
     if _reference(config):
         yield (
             "the reference model takes the role of the proximal EWMA, alpha = 1/(1 + policy.center_of_mass), but its "
-            "KL is in the opposite direction, KL[theta, reference]; epsilon is too large to clip"
+            "KL is in the opposite direction, KL[theta, reference], and it is evaluated once per generated batch, so "
+            "that part of its age follows the iteration batch; epsilon is too large to clip"
         )
     elif policy.proximal == "ewma":
+        trainer = "DecoupledAsyncGRPOTrainer" if _is_async(config) else "DecoupledGRPOTrainer"
         yield (
-            f"policy.center_of_mass: pass center_of_mass={policy.center_of_mass:.7g} to "
-            "anybatch.integrations.trl.DecoupledGRPOTrainer; in TRL's own trainer, epsilon clips around the behaviour "
-            "policy"
+            f"policy.center_of_mass, policy.max_importance_ratio: pass center_of_mass={policy.center_of_mass:.7g}, "
+            f'weight="token", bound=Truncate({policy.max_importance_ratio:.7g}) to anybatch.integrations.trl.{trainer} '
+            "(Truncate is in anybatch.integrations.token_objectives); in TRL's own trainer, epsilon clips around the "
+            "behaviour policy"
         )
     elif policy.proximal == "recent":
         yield "policy.proximal recent: no counterpart; epsilon clips around the behaviour policy"
@@ -45,26 +88,6 @@ def _notes(config: TrainConfig) -> Iterator[str]:
             f"policy.kl_coefficient {policy.kl_coefficient:g} to the behaviour policy: no counterpart; beta is for the "
             "KL to a reference model; epsilon limits the policy instead"
         )
-    yield (
-        "per_device_train_batch_size x gradient_accumulation_steps x devices is the optimisation batch, and "
-        "per_device_train_batch_size x steps_per_generation x devices is the iteration batch; both count completions, "
-        "so divide your values by the same factor instead of copying values"
-    )
-    yield (
-        "env.num_envs, rollout.steps, observation.normalize, reward.normalize, GAE, the value function and the "
-        "auxiliary phase: no counterpart"
-    )
-    if config.advantage.normalize and _reference(config):
-        yield f"advantage.span {config.advantage.span:g}: no counterpart; TRL normalises rewards in a group or a batch"
-    elif config.advantage.normalize:
-        yield (
-            f"advantage.span: pass advantage_span={config.advantage.span:.7g} to DecoupledGRPOTrainer, with "
-            'scale_rewards="none"; TRL\'s own trainer normalises rewards in a group or a batch'
-        )
-    if policy.entropy_coefficient:
-        yield f"policy.entropy_coefficient {policy.entropy_coefficient:g}: no counterpart"
-    if optimizer.kind == "sgd" and optimizer.sgd_momentum:
-        yield f"optimizer.sgd_momentum {optimizer.sgd_momentum:g}: no counterpart"
 
 
 _BETA = "policy.kl_coefficient (of the KL to the proximal policy, not to a reference model)"
@@ -77,6 +100,7 @@ _ARGUMENTS = (
     Row("lr_scheduler_type", "optimizer.schedule", lambda x: "linear" if is_linear(x) else "constant"),
     Row("num_iterations num_ppo_epochs", "optimizer.policy_epochs"),
     Row("epsilon cliprange", "policy.clip", lambda config: 1e9 if _reference(config) else config.policy.clip),
+    Row("entropy_coef", "policy.entropy_coefficient", when=lambda config: config.policy.entropy_coefficient != 0),
     Row("max_grad_norm", "optimizer.max_grad_norm", lambda config: config.optimizer.max_grad_norm or 0.0),
     Row(
         "steps_per_generation",
