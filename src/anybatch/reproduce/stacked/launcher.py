@@ -76,17 +76,7 @@ def launch(
     """
     if len(configs) != len(seeds):
         raise ConfigError(f"a launch needs as many seeds as configurations, not {len(seeds)} for {len(configs)}")
-    check_integer("processes", processes, at_least=1)
-    if rows is not None:
-        check_integer("rows", rows, at_least=1)
-    if launcher not in ("vectorized", "single"):
-        raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
-    if evaluations is not None and launcher == "single":
-        raise ConfigError("evaluations need launcher vectorized; a single run has eval.every")
-    if launcher == "single" and len({config.precision for config in configs}) > 1:
-        raise ConfigError(
-            "the precision is not part of a result's name: launch runs with another precision in another folder"
-        )
+    _check(configs, launcher, rows, processes, evaluations)
     folder = Path(folder)
     paths = [result_path(folder, *run, evaluations) for run in zip(configs, seeds, strict=True)]
     runs = dict(zip(paths, zip(configs, seeds, strict=True), strict=True))
@@ -101,6 +91,23 @@ def launch(
         done += finished
         on_done(done, total)
     return [read_result(path) for path in paths]
+
+
+def _check(
+    configs: Sequence[TrainConfig], launcher: str, rows: int | None, processes: int, evaluations: Evaluations | None
+) -> None:
+    """Raise ConfigError for arguments of :func:`launch` that make no sense."""
+    check_integer("processes", processes, at_least=1)
+    if rows is not None:
+        check_integer("rows", rows, at_least=1)
+    if launcher not in ("vectorized", "single"):
+        raise ConfigError(f"launcher is {launcher!r}, but must be vectorized or single")
+    if evaluations is not None and launcher == "single":
+        raise ConfigError("evaluations need launcher vectorized; a single run has eval.every")
+    if launcher == "single" and len({config.precision for config in configs}) > 1:
+        raise ConfigError(
+            "the precision is not part of a result's name: launch runs with another precision in another folder"
+        )
 
 
 def stacks(runs: Sequence[Run], max_runs: int = MAX_RUNS, max_samples: int = MAX_SAMPLES) -> list[list[Run]]:
