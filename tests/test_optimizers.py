@@ -75,6 +75,13 @@ def test_clipping_is_that_of_pytorch(max_norm: float) -> None:
     assert all(map(torch.equal, ours, gradients_of(parameters)))
 
 
+@pytest.mark.parametrize("run_axis", [False, True])
+def test_no_limit_leaves_gradients_whose_norm_overflows(run_axis: bool) -> None:
+    gradients = [torch.tensor([[1e20, 1.0]])]  # 1e40 is beyond float32
+    clip_gradients_(gradients, math.inf, run_axis=run_axis)
+    assert torch.equal(gradients[0], torch.tensor([[1e20, 1.0]]))
+
+
 def test_step_size_by_kl_divergence() -> None:
     """Target 0.01: divided by 1.5 above 0.02, multiplied by 1.5 below 0.005, and kept in between."""
     assert followed(1.0, 0.0201, 0.01, 1.5) == pytest.approx(1 / 1.5)

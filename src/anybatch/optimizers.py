@@ -191,12 +191,17 @@ def clip_gradients_(gradients: list[Tensor], max_norm: float | Tensor | None, *,
         return
     if not run_axis:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # the epsilon of clip_grad_norm_
+        torch._foreach_mul_(gradients, _factor(max_norm, norm))
         return
     norm = torch.stack([x.flatten(1).norm(dim=1) for x in gradients]).norm(dim=0)
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    factor = _factor(max_norm, norm)
     for gradient in gradients:
         gradient.mul_(factor.view(-1, *[1] * (gradient.dim() - 1)))
+
+
+def _factor(max_norm: float | Tensor, norm: Tensor) -> Tensor:
+    """At most 1, with the epsilon of ``clip_grad_norm_``; 1 without a limit, even if the norm overflows."""
+    return (max_norm / (norm + 1e-6)).nan_to_num(nan=1.0).clamp(max=1.0)
 
 
 def gradients_of(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -479,6 +479,10 @@ STALE: dict[str, Any] = {"rollout.source.kind": "delayed", "delay": 4}
         ({"deterministic": True}, ["rollout.source.deterministic is True", "asynchronous"]),
         ({"ray_workers": 2}, ["rollout.source.ray_workers is 2", "asynchronous"]),
         (
+            {"rollout.source.kind": "asynchronous", "deterministic": True, "compile": True, "proximal": "recent"},
+            ["rollout.source.deterministic is true", "with compile"],
+        ),
+        (
             {"rollout.source": {"kind": "asynchronous", "ray_workers": 3}, "proximal": "recent"},
             ["rollout.source.ray_workers is 3", "env.num_envs 256"],
         ),

@@ -17,7 +17,9 @@ from anybatch.config.schema import EnvConfig
 from anybatch.envs.base import VectorEnv
 from anybatch.envs.factory import make
 from anybatch.envs.registry import environment_id
+from anybatch.envs.spaces import picture
 from anybatch.errors import ConfigError, EnvError
+from anybatch.models.images import image_layout
 from anybatch.presets import ppo
 from anybatch.runs.evaluation import evaluate, load_policy
 from anybatch.training import resume, train
@@ -107,6 +109,20 @@ def test_returns_of_whole_games_pass_through() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="no image to stack: it is Box"):
         make(EnvConfig(id="gym:CartPole-v1", frame_stack=2), 1, 0)
+
+
+@pytest.mark.parametrize("shape", ["HW", "HWC", "CHW"])
+def test_stacks_whose_axes_encoders_would_confuse_are_refused(shape: str) -> None:
+    assert image_layout(made(11, shape=shape).native_spaces[0]) == {"HW": "CHW", "HWC": "SHWC", "CHW": "SCHW"}[shape]
+    with pytest.raises(ConfigError, match=r"env\.frame_stack is 12, but .* height and width must be above 12$"):
+        made(12, shape=shape)
+
+
+@pytest.mark.parametrize("frames", [2, 4, 8])
+def test_the_picture_of_a_stack_of_grey_frames_is_the_last(frames: int) -> None:
+    stack = np.arange(frames, dtype=np.uint8)[None, :, None, None] * np.ones((1, 1, 12, 12), np.uint8)
+    shown = picture(stack, "x")
+    assert shown.shape == (12, 12, 3) and (shown == frames - 1).all()
 
 
 @pytest.mark.parametrize("encoder", ["auto", "mlp"])

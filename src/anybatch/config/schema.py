@@ -307,9 +307,9 @@ class TrainConfig:
     """Maximum number of samples in one forward-backward pass; limits memory without changing the gradient, unless
     policy.second_moment is set. None means 256 on a CPU, so that activations fit its caches, and 2048 on a GPU."""
     compile: bool = False
-    """Compile gradient steps, and acting in PyTorch: on a CPU, small networks take a third of the time, after
-    15 s of compilation in the first run and 2 s in later ones; needs a C++ compiler. On a GPU compilation takes a
-    minute."""
+    """Compile gradient steps, and acting in PyTorch unless rollout.source.kind is asynchronous: on a CPU, small
+    networks take a third of the time, after 15 s of compilation in the first run and 2 s in later ones; needs a C++
+    compiler. On a GPU compilation takes a minute."""
     keep_freed_memory: bool = True
     """Keep freed memory in the process (glibc) while training on a CPU: faster, but uses more memory."""
     checkpoint_seconds: float = 60.0

@@ -442,6 +442,11 @@ def _check_source(config: TrainConfig) -> None:
                 f"rollout.source.{name} is {getattr(source, name)}, but rollout.source.kind is {source.kind}; "
                 "set rollout.source.kind asynchronous, or leave it out"
             )
+    if source.deterministic and config.compile:
+        raise ConfigError(
+            "rollout.source.deterministic is true, but with compile the rounding of a sampling thread depends on its "
+            "timing; set one of them to false"
+        )
     if source.ray_workers and config.env.num_envs % source.ray_workers:
         raise ConfigError(
             f"rollout.source.ray_workers is {source.ray_workers}, but must divide env.num_envs {config.env.num_envs}"

@@ -27,7 +27,7 @@ class FrameStack:
         """Stack the images of ``env``.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: it has none, or one has not more rows and columns than there are frames.
         """
         self.num_envs = env.num_envs
         self.bootstrap_truncated = env.bootstrap_truncated
@@ -41,6 +41,8 @@ class FrameStack:
         self.action_space = env.action_space
         before, after = (_entries(space) for space in (env.observation_space, self.observation_space))
         self._images = [key for key, space in after.items() if space.shape != before[key].shape]
+        for key in self._images:
+            _check_size(before[key].shape or (), frames, env_id)
         if not self._images:
             words = " ".join(str(observation_space).split())
             raise ConfigError(
@@ -112,6 +114,16 @@ def _stacked(space: gymnasium.Space[Any], frames: int, mask: Any) -> Any:
     assert isinstance(space, spaces.Box)
     low, high = (np.repeat(bound[None], frames, axis=0) for bound in (space.low, space.high))
     return spaces.Box(low, high, dtype=space.dtype.type)
+
+
+def _check_size(shape: tuple[int, ...], frames: int, env_id: str) -> None:
+    """Raise ConfigError for images whose stack encoders would take for an image with other axes."""
+    least = max(frames, 4)  # an axis of up to 4 can be the channels
+    if sorted(shape)[-2] <= least:
+        raise ConfigError(
+            f"env.frame_stack is {frames}, but the images of {env_id} have shape {shape}: to be recognised in a stack, "
+            f"height and width must be above {least}"
+        )
 
 
 def _entries(space: gymnasium.Space[Any]) -> dict[Any, gymnasium.Space[Any]]:

@@ -361,7 +361,7 @@ def picture(observation: Observation | None, env_id: str) -> np.ndarray:
         if array.dtype != np.uint8 or array.ndim not in (4, 5):
             continue
         frame = array[0] if array.ndim == 4 else array[0, -1]
-        if frame.shape[-1] not in (1, 3) and frame.shape[0] <= 4:
+        if frame.shape[-1] not in (1, 3):
             frame = frame[-1][..., None] if frame.shape[0] != 3 else frame.transpose(1, 2, 0)
         if frame.shape[-1] in (1, 3):
             return np.array(np.broadcast_to(frame, (*frame.shape[:2], 3)))

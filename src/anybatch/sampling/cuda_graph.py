@@ -69,6 +69,7 @@ class GraphedAgent:
                     self._agent(self._observation)
             torch.cuda.current_stream(device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
+            # calls of other threads, such as those of an environment, do not spoil the recording
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._outputs = self._agent(self._observation)
         self._graph = graph
