@@ -261,6 +261,7 @@ def train(
             for sentence in sentences:
                 run.message(sentence)
             hooks = _hooks(run, components, callbacks, resumed=False)
+            _announce_length(run)
             _prepare_auxiliary_phase(run, components)
             return _run(run, components, hooks)
         finally:
@@ -375,6 +376,17 @@ def _run(run: Run, components: Components, hooks: Callbacks) -> TrainResult:
         interrupted = True
     interrupted = interrupted or not run.finished
     return TrainResult(run.folder, run.env_steps, run.mean_episode_return, interrupted, run.stopped)
+
+
+def _announce_length(run: Run) -> None:
+    """Tell the user if the run is longer than total_env_steps, which iterations are not cut for."""
+    config, source = run.config, run.config.rollout.source
+    least = config.iteration_batch * (1 + (source.delay if source.kind == "delayed" else 0))
+    if least > config.total_env_steps:
+        run.message(
+            f"total_env_steps is {config.total_env_steps:,}, but the first iteration ends after {least:,}: the run has "
+            "one iteration; for a shorter one, set fewer env.num_envs, rollout.steps or rollout.source.delay"
+        )
 
 
 def _prepare_auxiliary_phase(run: Run, components: Components) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from anybatch.callbacks import Callback, KeepBest, PeriodicEvaluation, RunContext, StopAt
+from anybatch.callbacks.evaluation import value_of
 from anybatch.cli.main import main
 from anybatch.config.io import override
 from anybatch.config.schema import EvalConfig, TrainConfig
@@ -29,6 +30,7 @@ from anybatch.runs.evaluation import LoadedPolicy, evaluate, load_policy
 from anybatch.runs.progress import read_progress
 from anybatch.training import resume, train
 from callbacks.test_calls import Does, same, stop_at
+from small_runs import tiny_ppo
 
 ITERATION = 4 * 8
 EVERY, EPISODES = 50, 3
@@ -193,7 +195,7 @@ def test_an_evaluation_is_that_of_the_function(tmp_path: Path) -> None:
         assert found["eval_length"][iteration - 1] == 200
 
 
-def test_other_options_and_a_limit(tmp_path: Path) -> None:
+def test_other_options_and_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limits = {"eval.max_steps": 20, "eval.options": {"max_episode_steps": 15}, "eval.num_envs": 1}
     train(evaluating(VARIANTS["normalised"], **limits), tmp_path / "run", quiet=True)
     found = read_progress(tmp_path / "run" / "progress.csv")
@@ -201,6 +203,26 @@ def test_other_options_and_a_limit(tmp_path: Path) -> None:
     train(evaluating(VARIANTS["normalised"], **{"eval.max_steps": 20}), tmp_path / "cut", quiet=True)
     found = read_progress(tmp_path / "cut" / "progress.csv")
     assert found["eval_unfinished"][1] == EPISODES and math.isnan(found["eval_return"][1])
+    assert capsys.readouterr().err.count(f"eval.max_steps cut {EPISODES} of {EPISODES} episodes") == 1
+
+
+@pytest.mark.parametrize(("cut", "number"), [(0, 1.0), (1, math.nan), (math.nan, 1.0)])
+def test_an_evaluation_with_cut_episodes_does_not_count(cut: float, number: float) -> None:
+    row = {"eval_return": 1.0, "eval_unfinished": cut, "mean_episode_return": 2.0}
+    assert value_of(row, "eval_return") == pytest.approx(number, nan_ok=True)
+    assert (value_of(row, "mean_episode_return"), value_of({"eval_return": 1.0}, "eval_return")) == (2.0, 1.0)
+
+
+def test_what_will_not_happen_in_a_short_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = override(tiny_ppo(), {"total_env_steps": 7, "eval.every": 100})
+    assert train(config, tmp_path / "run", quiet=True).env_steps == 8
+    said = capsys.readouterr().err
+    assert "no evaluation will run: eval.every is 100, and total_env_steps is 7" in said
+    assert "total_env_steps is 7, but the first iteration ends after 8: the run has one iteration" in said
+    with pytest.raises(ConfigError, match="delay is 2 iterations of 8 environment steps, but must be shorter than"):
+        train(
+            override(tiny_ppo(), {"rollout.source.kind": "delayed", "delay": 2, "proximal": "recent"}), tmp_path / "x"
+        )
 
 
 def test_an_environment_that_cannot_be_made_is_reported_before_training(tmp_path: Path) -> None:

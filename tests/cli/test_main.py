@@ -79,6 +79,9 @@ def test_options_are_truth_values_in_any_case_and_a_seed_is_ours() -> None:
     _, _, parsed = parse("train", ["ppo", "--seed", "1", "--seed", "2", "--env.options", *words], Arguments, "")
     assert parsed.config.env.options == {"a": True, "b": False, "c": 1000.0, "d": "truest"}
     assert parsed.seed == 2  # of other flags the last one counts
+    for words, value in ((["false"], False), (["True"], True), (["none"], None)):
+        _, _, parsed = parse("train", ["ppo", "--env.bootstrap-truncated", *words], Arguments, "")
+        assert parsed.config.env.bootstrap_truncated is value
 
 
 @pytest.mark.parametrize("command", ["fly", "train", "train ppoo", "resume /nowhere", "eval /nowhere"])

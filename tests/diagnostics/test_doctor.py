@@ -55,6 +55,11 @@ def test_a_healthy_run() -> None:
     assert "hold up to a batch of 500,000" in ok[1].means
 
 
+@pytest.mark.parametrize("name", [x for x in healthy() if x != "env_steps"])
+def test_numbers_whose_sum_overflows_do_not_end_anything(name: str) -> None:
+    examine(healthy(**{name: 1.7e308}), config())
+
+
 def test_nothing_logged_yet() -> None:
     assert [x.check for x in examine({}, config())] == ["proximal_age"]
     assert found({name: [math.nan] * 5 for name in healthy()}) == {}

@@ -52,6 +52,20 @@ def test_variants_times_values_times_seeds(tmp_path: Path) -> None:
     assert [[finding.check for finding in jobs[i].findings] for i in (0, 4, 8, 12)] == [[], [], [], ["proximal"]]
 
 
+def test_vary_wins_however_fields_are_spelled(tmp_path: Path) -> None:
+    text = """
+    base: ppo
+    set: {num_envs: 8, clip: 0.1, env.id: "gym:CartPole-v1"}
+    variants: {x: {env: {num_envs: 4}, policy.clip: 0.2}}
+    vary: {num_envs: [16, 32], clip: [0.3]}
+    """
+    jobs = read_grid(write(tmp_path / "grid.yaml", text), PRESETS)
+    assert [(job.config.env.num_envs, job.config.policy.clip) for job in jobs] == [(16, 0.3), (32, 0.3)]
+    twice = "base: ppo\nvary: {clip: [0.3], policy: [{clip: 0.1}]}"
+    with pytest.raises(ConfigError, match=r"vary: clip and policy both set policy\.clip"):
+        read_grid(write(tmp_path / "twice.yaml", twice), PRESETS)
+
+
 def test_a_config_beside_the_file_and_a_number_of_seeds(tmp_path: Path) -> None:
     config = ppo("gym:Pendulum-v1", num_envs=8)
     write(tmp_path / "config.yaml", to_yaml(config, anybatch="0", seed=3))

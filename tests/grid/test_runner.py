@@ -28,6 +28,7 @@ from anybatch.grid.run_folder import finished, has_diverged, last_row, train_or_
 from anybatch.grid.runner import plan, run_grid
 from anybatch.presets import ppo
 from anybatch.runs.files import DIVERGED
+from anybatch.scaling import rescale
 from anybatch.training import resume, train
 
 
@@ -149,6 +150,8 @@ def test_repetitions_count_once_and_bad_jobs_are_refused_before_anything_runs(sc
         ([], "no jobs"),
         *(([(small(), seed)], f"seed is {seed!r}, but must be an integer") for seed in (-1, "1", True, 1.5)),
         ([(small(minibatches=3), 0)], "minibatches 3"),
+        *((jobs, "must contain pairs of a TrainConfig and a seed") for jobs in ([small()], [("ppo", 0)], (small(), 0))),
+        ([(rescale(small(), num_envs=1), 0)], "must contain pairs of a TrainConfig and a seed"),
     ):
         with pytest.raises(ConfigError, match=words):
             run_grid(jobs, tmp_path / "other", quiet=True)  # type: ignore[arg-type]

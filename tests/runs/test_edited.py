@@ -74,6 +74,24 @@ def test_another_distribution_of_the_same_weights_is_said(run: Path, capsys: pyt
     assert not other_distributions(*(override(config, {"observation.normalize": False}) for config in clips))
 
 
+def test_another_distribution_is_said_where_a_policy_is_loaded(run: Path) -> None:
+    edit(run, lambda values: values["model"]["gaussian"].update(squash=True))
+    with pytest.warns(UserWarning, match=r"model\.gaussian\.squash is True instead of False"):
+        load_policy(run)
+
+
+def test_what_was_switched_on_starts_anew_or_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for section, name in (("log", "noise_scale"), ("advantage", "normalize")):
+        edit(run, lambda values, section=section, name=name: values[section].update({name: False}))
+    resume(run, total_env_steps=24, quiet=True)
+    edit(run, lambda values: values["log"].update(noise_scale=True))
+    resume(run, total_env_steps=32, quiet=True)
+    assert "the gradient noise scale is measured from here on" in capsys.readouterr().err
+    edit(run, lambda values: values["advantage"].update(normalize=True))
+    with pytest.raises(CheckpointError, match="has no state of advantage normalizer, which was switched on"):
+        resume(run, total_env_steps=40, quiet=True)
+
+
 def test_without_a_change_nothing_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resume(run, total_env_steps=24, quiet=True)
     resume(run, quiet=True)

@@ -179,6 +179,14 @@ def test_other_betas_at_the_same_batch_do_not_make_the_first_steps_longer(
             assert before - parameter.item() == pytest.approx(1.0, rel=1e-6)
 
 
+def test_statistics_of_another_return_start_anew(large: Path) -> None:
+    for discount, copied in ((small().reward.return_discount, True), (0.5, False)):
+        components = build(small(**{"reward.return_discount": discount}), 0)
+        (sentence,) = start_from(large, components)
+        components.env.close()
+        assert ("statistics of rewards" in sentence.partition("; reset:")[0]) is copied
+
+
 def test_numbers_are_those_of_the_configuration(large: Path) -> None:
     components = build(small(step_size=3e-3, adam_betas=(0.5, 0.9)), 0)
     start_from(large, components)

@@ -227,6 +227,26 @@ def test_wandb_missing_is_one_sentence_and_leaves_nothing_open(tmp_path, monkeyp
             logs.open_logs(tmp_path, LogConfig(wandb=True), 1024)
 
 
+@pytest.mark.parametrize("fails", ["log", "finish"])
+def test_a_failure_of_wandb_does_not_end_training(tmp_path, monkeypatch, fails):
+    def fail(*_):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    calls = []
+    run = types.SimpleNamespace(define_metric=lambda *_, **__: None, log=calls.append, finish=lambda: None)
+    setattr(run, fails, fail)
+    module = types.SimpleNamespace(init=lambda **_: run, errors=types.SimpleNamespace(Error=KeyError))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    sink = logs.WandbLog(tmp_path, "x", {})
+    if fails == "finish":
+        sink.write({"env_steps": 1})
+    with pytest.warns(UserWarning, match=r"Weights & Biases failed \(ConnectionResetError: .*the run continues"):
+        sink.write({"env_steps": 2}) if fails == "log" else sink.close()
+    sink.write({"env_steps": 3})  # says nothing more, and sends nothing
+    sink.close()
+    assert calls == ([] if fails == "log" else [{"env_steps": 1.0}])
+
+
 def test_closing_goes_on_after_a_sink_fails(tmp_path):
     class Broken:
         def write(self, row): ...

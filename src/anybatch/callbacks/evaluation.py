@@ -24,6 +24,7 @@ from anybatch.runs.files import BEST, CHECKPOINTS
 from anybatch.runs.saved_spaces import SavedSpaces
 
 _MAX_ENVS = 64
+_CUT = "eval_unfinished"
 _COLUMNS = ("eval_return", "eval_return_stderr", "eval_length")
 
 
@@ -44,6 +45,7 @@ class PeriodicEvaluation(Callback):
         assert config.every is not None
         self._config, self._every = config, config.every
         self._env_steps: int | None = None  # at the end of the iteration before
+        self._has_told = False
 
     def start(self, run: RunContext) -> None:
         if self._env_steps is None:
@@ -53,6 +55,11 @@ class PeriodicEvaluation(Callback):
             raise ConfigError(
                 f"eval.every needs environments in addition to those of training, but {env.id} was "
                 "passed as an object: pass a function that creates it"
+            )
+        if self._every > run.config.total_env_steps:
+            run.message(
+                f"no evaluation will run: eval.every is {self._every:,}, and total_env_steps is "
+                f"{run.config.total_env_steps:,}"
             )
         with separate_random_states(0, run.device):  # an environment that cannot be made is reported at once
             games = make(env, 1, 0)
@@ -65,7 +72,7 @@ class PeriodicEvaluation(Callback):
         assert self._env_steps is not None
         number, start = run.env_steps // self._every, time.perf_counter()
         names = [*_COLUMNS, *(f"eval_info_{key}" for key in run.config.env.info_keys)]
-        columns = dict.fromkeys(names if self._config.max_steps is None else [*names, "eval_unfinished"], math.nan)
+        columns = dict.fromkeys(names if self._config.max_steps is None else [*names, _CUT], math.nan)
         if number > self._env_steps // self._every:
             columns |= self._evaluate(run, number)
         row |= {**columns, "seconds_evaluation": round(time.perf_counter() - start, 4)}
@@ -91,7 +98,16 @@ class PeriodicEvaluation(Callback):
         numbers = (result.mean, result.standard_error, result.mean_length)
         columns = dict(zip(_COLUMNS, numbers, strict=True))
         columns |= {f"eval_info_{key}": result.mean_info(key) for key in env.info_keys}
-        return columns if config.max_steps is None else {**columns, "eval_unfinished": result.unfinished}
+        if config.max_steps is None:
+            return columns
+        if result.unfinished and not self._has_told:
+            run.message(
+                f"eval.max_steps cut {result.unfinished} of {config.episodes} episodes: evaluations with cut episodes "
+                "do not count for eval.keep_best, eval.stop_at and pruning, because complete episodes are the short "
+                "ones"
+            )
+            self._has_told = True
+        return {**columns, _CUT: result.unfinished}
 
     def _env(self, run: RunContext) -> EnvConfig:
         trained = run.config.env
@@ -161,11 +177,14 @@ class StopAt(Callback):
 
 
 def value_of(row: dict[str, Any], column: str) -> float:
-    """The number of a column; NaN if it is empty.
+    """The number of a column; NaN if it is empty, or of an evaluation in which episodes were cut.
+
+    The complete episodes of such an evaluation are the short ones: only successes, or only failures.
 
     Raises:
         ConfigError: there is no such column.
     """
     if column not in row:
         raise ConfigError(f"there is no column {column!r}; the columns are {', '.join(row)}")
-    return math.nan if row[column] is None else float(row[column])
+    cut = column.startswith("eval_") and column != _CUT and (row.get(_CUT) or 0) > 0
+    return math.nan if cut or row[column] is None else float(row[column])

@@ -35,6 +35,8 @@ _SEVERAL = [*_PAIRS, *(name for name, kind in fields.types().items() if typing.g
 """Fields that take any number of words, of which a second flag would replace those of the first."""
 _MAY_BE_NONE = {name for name, kind in fields.types().items() if type(None) in typing.get_args(kind)}
 
+_BOOL_OR_NONE = {name for name in _MAY_BE_NONE if bool in typing.get_args(fields.types()[name])}
+
 
 def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple[str, TrainConfig, T]:
     """Parse the words after such a command; returns preset or file, its configuration, and the parsed arguments.
@@ -75,12 +77,14 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
 
 
 def _with_none(words: Sequence[str]) -> list[str]:
-    """The words with ``None``, which alone tyro takes, where a field that may be None is ``none`` in any case."""
+    """The words with ``None``, ``True`` and ``False`` as tyro takes them, for fields that may be None."""
     read, flag = list[str](), ""
     for word in words:
         name, equals, value = word.partition("=") if word.startswith("--") else (flag, "", word)
-        if name[2:].replace("-", "_") in _MAY_BE_NONE and value.lower() == "none":
-            word = f"{name}=None" if equals else "None"
+        field = name[2:].replace("-", "_")
+        known = {"none": _MAY_BE_NONE, "true": _BOOL_OR_NONE, "false": _BOOL_OR_NONE}
+        if field in known.get(value.lower(), ()):
+            word = f"{name}={value.capitalize()}" if equals else value.capitalize()
         flag = word
         read.append(word)
     return read

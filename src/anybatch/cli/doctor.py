@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from anybatch.config.validation import validate
 from anybatch.scaling.conditions import validity
 
 
@@ -21,7 +22,7 @@ def main(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /) -> int:
     from anybatch.runs.folder import read_config
     from anybatch.runs.progress import read_progress
 
-    config, _ = read_config(run)
+    config = validate(read_config(run)[0])
     progress = read_progress(run / PROGRESS)
     findings = examine(progress, config)
     print(f"{len(progress.get('iteration', []))} iterations; findings from the last tenth (at least 20 iterations):")

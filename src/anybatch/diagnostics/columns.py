@@ -17,6 +17,14 @@ _FEWEST_ROWS, _SHARE_OF_RUN = 20, 0.1
 _LITTLE_SPREAD = 0.25
 
 
+def mean(values: Sequence[float]) -> float:
+    """Mean of finite numbers; infinite where the sum overflows."""
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.inf
+
+
 def last_rows(column: Sequence[float]) -> Sequence[float]:
     """Last tenth of a column, at least 20 rows."""
     return column[-max(_FEWEST_ROWS, round(_SHARE_OF_RUN * len(column))) :]
@@ -35,7 +43,7 @@ def recent_values(progress: Progress, name: str) -> list[float]:
 def recent_mean(progress: Progress, name: str) -> float | None:
     """Mean of the recent values; None without any."""
     values = recent_values(progress, name)
-    return fmean(values) if values else None
+    return mean(values) if values else None
 
 
 def recent_median(progress: Progress, name: str) -> float | None:
@@ -59,7 +67,7 @@ def returns_are_constant(progress: Progress) -> bool:
 def has_learned(progress: Progress) -> bool:
     """Whether episode returns have risen from the start of the run, by more than half of their range."""
     returns, recent = finite_values(progress, "mean_episode_return"), recent_values(progress, "mean_episode_return")
-    return bool(recent) and fmean(recent) - returns[0] > 0.5 * (max(returns) - min(returns))
+    return bool(recent) and mean(recent) - returns[0] > 0.5 * (max(returns) - min(returns))
 
 
 def swings(values: Sequence[float], factor: float) -> int:
@@ -103,7 +111,7 @@ def explained_share(progress: Progress) -> float | None:
     known = [(x, y) for x, y in zip(last_rows(residuals), last_rows(returns), strict=False) if math.isfinite(y)]
     if not known:
         return None
-    residual, spread = (fmean(column) for column in zip(*known, strict=True))
+    residual, spread = (mean(column) for column in zip(*known, strict=True))
     whole, size = [x for x in returns if math.isfinite(x)], len(known)
-    most = max(fmean(whole[i : i + size]) for i in range(0, len(whole), size))
+    most = max(mean(whole[i : i + size]) for i in range(0, len(whole), size))
     return 1 - residual / spread if spread > _LITTLE_SPREAD**2 * most else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from statistics import fmean
 
 from anybatch.config.schema import TrainConfig
 from anybatch.diagnostics.columns import (
@@ -14,6 +13,7 @@ from anybatch.diagnostics.columns import (
     finite_values,
     has_learned,
     is_early,
+    mean,
     oscillation,
     recent_mean,
     recent_median,
@@ -90,7 +90,7 @@ def _clipping(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         return
     epochs, observed = config.optimizer.policy_epochs, f"{clipped:.2%} of the ratios clipped"
     most = _MANY_CLIPPED if epochs == 1 else _MANY_CLIPPED_IN_EPOCHS
-    if max(clipped, fmean(finite_values(progress, "clip_fraction"))) < _FEW_CLIPPED:
+    if max(clipped, mean(finite_values(progress, "clip_fraction"))) < _FEW_CLIPPED:
         if is_early(progress, config) or returns_are_constant(progress) or has_learned(progress):
             return  # there is little to limit, or nothing that a larger batch would improve
         com = f"{config.policy.center_of_mass:g}"
@@ -226,7 +226,7 @@ def _entropy(progress: Progress, config: TrainConfig) -> Iterator[Finding]:
         return
     if has_learned(progress):
         return
-    first, now = whole[0], fmean(recent)
+    first, now = whole[0], mean(recent)
     if first > 0 and now < _COLLAPSED * first:
         yield Finding(
             "entropy",

@@ -34,6 +34,7 @@ from anybatch.scaling import Finding, scale, validity
 from anybatch.scaling.ppo import follow_epochs
 from anybatch.scaling.tuned_at import BATCH, FOLLOWERS, TunedAt, carry, divide
 
+_DIVISOR = "divide_batch_by"
 _KEYS = ("base", "set", "variants", "vary", "seeds", "tuned_at")
 
 
@@ -57,6 +58,7 @@ def read_grid(path: Path, presets: Mapping[str, Callable[..., TrainConfig]], *, 
     for name, values in vary.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: vary: {name} is {shown(values)}, but must be a list of values")
+    _check_vary(vary, path)
     jobs = []
     for name, changes in variants.items():
         own = dict(_mapping(changes or {}, f"{path}: variants: {name}"))
@@ -67,13 +69,39 @@ def read_grid(path: Path, presets: Mapping[str, Callable[..., TrainConfig]], *, 
             label = " ".join([*filter(None, [str(name)]), *(f"{key}={value}" for key, value in varied.items())])
             try:
                 config, findings = _override_and_scale(
-                    base, {**common, **own, **varied}, tuned_at, presets.get(name_of_base)
+                    base, _merged(common, own, varied), tuned_at, presets.get(name_of_base)
                 )
             except ConfigError as error:
                 raise ConfigError(f"{path}: {label or 'set'}: {error}") from error
             _require_trust(config, base, path, base_file, trust_code=trust_code)
             jobs += [Job(config, seed, label, findings) for seed in _seeds(grid.get("seeds", [0]), path)]
     return jobs
+
+
+def _check_vary(vary: Mapping[str, Any], path: Path) -> None:
+    """Raise a ConfigError if two entries of ``vary`` set one field."""
+    seen: dict[str, str] = {}
+    for name, values in vary.items():
+        try:
+            named = set().union(*(_merged({name: value}) for value in values))
+        except ConfigError:
+            continue  # reported with the run that it belongs to
+        for field in named:
+            if field in seen:
+                raise ConfigError(f"{path}: vary: {seen[field]} and {name} both set {field}")
+            seen[field] = name
+
+
+def _merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """The union of layers with full names of fields, so that a later layer wins however it spells a field."""
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name in layer:
+            if not isinstance(name, str):
+                raise ConfigError(f"{shown(name)} is not a field of the configuration; names must be text")
+        own = {name: x for name, x in layer.items() if name == _DIVISOR}
+        merged |= fields.flat({name: x for name, x in layer.items() if name not in own}) | own
+    return merged
 
 
 def check_environment(path: Path, presets: Mapping[str, Any]) -> None:
@@ -106,17 +134,14 @@ def assumption(path: Path) -> str:
 
 def _fields_named(entries: Iterable[Mapping[str, Any]]) -> set[str]:
     """Full names of the fields in entries for ``set``, ``variants`` or ``vary``."""
-    others = ("base", "divide_batch_by")
+    others = ("base", _DIVISOR)
     return set().union(*(fields.flat({k: x for k, x in entry.items() if k not in others}) for entry in entries))
 
 
 def _override_and_scale(
     base: TrainConfig, changes: dict[str, Any], tuned_at: TunedAt, preset: Callable[..., TrainConfig] | None
 ) -> tuple[TrainConfig, tuple[Finding, ...]]:
-    for name in changes:
-        if not isinstance(name, str):
-            raise ConfigError(f"{shown(name)} is not a field of the configuration; names must be text")
-    divide_batch_by = changes.pop("divide_batch_by", 1)
+    divide_batch_by = changes.pop(_DIVISOR, 1)
     if type(divide_batch_by) not in (int, float):
         raise ConfigError(f"divide_batch_by is {shown(divide_batch_by)}, but must be a number above 0")
     config = override(base, changes)

@@ -17,14 +17,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from anybatch._version import __version__
 from anybatch.config.io import to_yaml
 from anybatch.config.schema import TrainConfig
 from anybatch.config.validation import check_integer, validate
 from anybatch.envs.registry import check_importable
-from anybatch.errors import ConfigError
+from anybatch.errors import ConfigError, shown
 from anybatch.grid.display import Display, make_display
 from anybatch.grid.job import JOB, LOG, GridResult, Job, Outcome
 from anybatch.grid.launchers import LocalLauncher, RayLauncher, RayTask, make_launcher
@@ -98,6 +98,14 @@ def run_grid(
     return GridResult(outcomes)
 
 
+def _job(job: Any) -> Job:
+    if isinstance(job, Job):
+        return job
+    if not isinstance(job, tuple | list) or len(job) != 2 or not isinstance(job[0], TrainConfig):
+        raise ConfigError(f"jobs contains {shown(job)}, but must contain pairs of a TrainConfig and a seed, or Jobs")
+    return Job(*job)
+
+
 def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> list[Outcome]:
     """Create the run folders of a grid with a job file each, and mark finished runs as done.
 
@@ -105,7 +113,7 @@ def plan(jobs: Iterable[Job | tuple[TrainConfig, int]], folder: str | Path) -> l
         ConfigError: a job is invalid, or a folder cannot be written.
     """
     folder = checked_folder("folder", folder)
-    given = [job if isinstance(job, Job) else Job(*job) for job in jobs]
+    given = [_job(job) for job in jobs]
     given = [replace(job, seed=check_integer("seed", job.seed, at_least=0)) for job in given]
     distinct = {job.folder_name: job for job in given}
     if not distinct:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,15 @@ def other_distributions(before: TrainConfig, config: TrainConfig) -> list[str]:
     return sentences
 
 
+def edits_of_policy(content: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """:func:`other_distributions` since a checkpoint; nothing for one without a configuration that can be read."""
+    if not isinstance(content, Mapping) or "config" not in content:
+        return []
+    with contextlib.suppress(ConfigError):  # it has fields of another version
+        return other_distributions(from_dict(content["config"]), config)
+    return []
+
+
 def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> list[str]:
     """Sentences about what has changed since a checkpoint; of an old one without the entries, about the seed alone.
 
@@ -42,7 +52,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
         CheckpointError: the optimiser is of another kind, whose state does not fit.
     """
     changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is now {seed}"]
-    sentences, distributions = [], []
+    sentences = []
     if "config" in content:
         try:
             before = from_dict(content["config"])
@@ -50,7 +60,6 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
             before = config
         pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
         changed += [f"{name} was {shown(a)} and is now {shown(b)}" for name, (a, b) in pairs.items() if a != b]
-        distributions = other_distributions(before, config)
         if before.optimizer.kind != config.optimizer.kind:
             raise CheckpointError(
                 f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
@@ -58,7 +67,7 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
             )
     if changed:
         sentences.append(f"config.yaml was edited after the checkpoint: {'; '.join(changed)}")
-    sentences += distributions
+    sentences += edits_of_policy(content, config)
     if content.get("version", __version__) != __version__:
         sentences.append(f"the checkpoint was written by anybatch {content['version']}, but this is {__version__}")
     threads = torch.get_num_threads()

@@ -132,6 +132,8 @@ def read_config(folder: Path) -> tuple[TrainConfig, int]:
         CheckpointError: it is not a run folder.
     """
     path = checked_folder("run", folder) / CONFIG
+    if path.parent.is_file():
+        raise CheckpointError(f"{str(folder)!r} is a file, but must be a run folder, the one with {CONFIG}")
     if not path.exists():
         raise CheckpointError(f"{str(folder)!r} is not a run folder: it has no readable {CONFIG}")
     try:

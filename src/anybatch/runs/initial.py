@@ -61,7 +61,7 @@ def _take_over(folder: Path, source: TrainConfig, content: State, components: Co
     taken_over = {"weights": True}
     if learner.agent.observation_normalizer is not None:
         taken_over["statistics of observations"] = True
-    taken_over |= _load_statistics(state, components)
+    taken_over |= _load_statistics(state, components, source)
     taken_over |= _load_proximal(state.get("proximal", {}), learner.proximal, steps)
     averages = _load_optimizers(state, components, source, samples)
     taken_over["the optimiser's averages"] = averages
@@ -110,13 +110,18 @@ def _load_networks(saved: State, agent: Agent, folder: Path) -> None:
     agent.load_state_dict(saved)
 
 
-def _load_statistics(state: State, components: Components) -> dict[str, bool]:
+def _load_statistics(state: State, components: Components, source: TrainConfig) -> dict[str, bool]:
     """Load the moments of rewards and advantages; returns whether each that there is now was found."""
     taken_over = {}
     for name, words in (("reward_normalizer", "rewards"), ("advantage_normalizer", "advantages")):
         part, saved = getattr(components, name), state.get(name)
         if part is None:
             continue
+        if (
+            name == "reward_normalizer"
+            and source.reward.return_discount != components.learner.config.reward.return_discount
+        ):
+            saved = None  # the variance of another return
         taken_over[f"statistics of {words}"] = saved is not None
         if saved is not None:  # but not the returns of the episodes that ran
             returns = {key: x for key, x in part.state_dict().items() if key == "return"}

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,11 +98,27 @@ class WandbLog:
 
     def write(self, row: Row) -> None:
         """Log the row; the horizontal axis is environment steps."""
-        self._run.log({column: float(value) for column, value in row.items() if as_text(value)})
+        numbers = {column: float(value) for column, value in row.items() if as_text(value)}
+        self._try(lambda run: run.log(numbers))
 
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        self._try(lambda run: run.finish())
+
+    def _try(self, call: Callable[[Any], object]) -> None:
+        """Training does not end because Weights & Biases fails: then nothing more is sent."""
+        if self._run is None:
+            return
+        try:
+            call(self._run)
+        except Exception as error:
+            self._run = None
+            reason = (str(error).splitlines() or [""])[0]
+            warnings.warn(
+                f"Weights & Biases failed ({type(error).__name__}: {reason}): the run continues without it; "
+                "progress.csv has every row",
+                stacklevel=2,
+            )
 
 
 class ProgressDisplay:

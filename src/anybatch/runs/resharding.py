@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anybatch.distributed.state import Slot, State, Stateful
+from anybatch.errors import CheckpointError
 
 Parts = Mapping[str, Stateful]
 """Parts of a run by the name that a checkpoint gives them."""
@@ -60,6 +61,14 @@ def restore(parts: Parts, content: State, rank: int, envs_per_worker: Sequence[i
         )
     for name, part in parts.items():
         if name in ("spaces", "recent") and name not in state:  # before checkpoints had them
+            continue
+        if name not in state:
+            if name != "noise_scale":
+                raise CheckpointError(
+                    f"the checkpoint has no state of {name.replace('_', ' ')}, which was switched on in config.yaml: "
+                    "switch it off, or begin another run with --init-from"
+                )
+            lost.append("the gradient noise scale is measured from here on")
             continue
         lost += part.load_state_dict({**state[name], **entries.get(name, {})}) or []
     return lost
