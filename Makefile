@@ -18,7 +18,7 @@ PYTEST_ARGS ?= -n 2 --dist worksteal
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
-demo: $(VENV)/.installed-demo ## train PPO-EWMA on a Procgen game for about two minutes; curve, returns and folder at the end
+demo: $(VENV)/.installed-demo ## train PPO-EWMA for about three minutes: a Procgen game, and one task at two batch sizes
 	@$(BIN)/python examples/demo.py
 
 install: $(VENV)/.installed-dev ## everything that the tests and checks need, into .venv

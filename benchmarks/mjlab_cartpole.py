@@ -219,7 +219,7 @@ def draw() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     curves = finished()
     lines = [
-        f"| task | arm | environments | reward a step, last {LAST} of {ITERATIONS} intervals | whole run | seeds |",
+        f"| task | variant | environments | reward a step, last {LAST} of {ITERATIONS} intervals | whole run | seeds |",
         "|---|---|---:|---:|---:|---:|",
     ]
     written: list[tuple[object, ...]] = [("task", "arm", "environments", "seed", "env_steps", *COLUMNS[2:])]

@@ -72,8 +72,8 @@ class AdvantageNormalizer:
     def update(self, mean: Tensor | float, var: Tensor | float, count: Tensor | float) -> None:
         """Add an iteration: the mean and (population) variance of its ``count`` advantages, over all workers.
 
-        A count of 0 changes nothing, whatever its mean. What has no weight left is forgotten even if it was not finite.
-        A variance below 0, as rounding errors of mean squares make it, counts as 0.
+        A count of 0 changes nothing, whatever its mean. Values of weight 0 are dropped, even if not finite. A variance
+        below 0, as rounding errors of mean squares make it, counts as 0.
 
         Raises:
             ValueError: an argument is neither a number nor (R,) for R stacked runs.

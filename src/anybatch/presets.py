@@ -91,11 +91,10 @@ def ppg_ewma(env: Env = DEFAULT_ENV, **overrides: Unpack[Overrides]) -> TrainCon
 def ppo_mujoco(env: Env = MUJOCO_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
     """PPO for MuJoCo with the hyperparameters of the field's own baselines: E = 10, the clipped objective.
 
-    They are those of CleanRL's ``ppo_continuous_action.py`` (github.com/vwxyzjn/cleanrl), which are those of PPO's
-    paper (Schulman et al. 2017, table 3) and Stable-Baselines3's defaults as well, but for the decay of the step size
-    and the normalisation, which come from OpenAI's baselines. Differences: the value loss is not clipped, which is not
-    offered here; advantages are normalised over an iteration instead of a minibatch; an episode that a time limit ends
-    is bootstrapped.
+    They come from CleanRL's ``ppo_continuous_action.py`` (github.com/vwxyzjn/cleanrl) and equal those of PPO's paper
+    (Schulman et al. 2017, table 3) and Stable-Baselines3's defaults, except that the step size decays and observations
+    and rewards are normalised, as in OpenAI's baselines. Differences: the value loss is not clipped; advantages are
+    normalised over an iteration instead of a minibatch; an episode that a time limit ends is bootstrapped.
 
     Arguments and errors as for :func:`ppo`.
     """
@@ -183,7 +182,7 @@ def ppo_control(env: Env = CONTROL_ENV, **overrides: Unpack[Overrides]) -> Train
 
 
 def ppo_ewma_control(env: Env = CONTROL_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
-    """PPO-EWMA with the numbers of :func:`ppo_control`, and the EWMA that limits the policy as they do.
+    """PPO-EWMA with the settings of :func:`ppo_control` and an EWMA that limits the policy as strongly.
 
     See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
     """
@@ -217,7 +216,7 @@ def ppo_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConf
 
 
 def ppo_ewma_atari(env: Env = ATARI_ENV, **overrides: Unpack[Overrides]) -> TrainConfig:
-    """PPO-EWMA with the numbers of :func:`ppo_atari`, and the EWMA that limits the policy as they do.
+    """PPO-EWMA with the settings of :func:`ppo_atari` and an EWMA that limits the policy as strongly.
 
     See :func:`anybatch.scaling.from_ppo`. Arguments and errors as for :func:`ppo`.
     """

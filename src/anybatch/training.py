@@ -281,9 +281,9 @@ def resume(
 ) -> TrainResult:
     """Continue a run from its newest intact checkpoint.
 
-    Where the environments' state can be saved (Gymnasium's classic control and toy text, and environments with
-    ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the environments
-    start new episodes, with new seeds, and a message is printed.
+    Where the environments' state can be saved (environments whose attributes are plain data, as most are, and those
+    with ``get_state`` and ``set_state``) the result is bitwise that of a run that never stopped. Elsewhere the
+    environments start new episodes, with new seeds, and a message is printed.
 
     Args:
         run_dir: the run folder.
@@ -291,8 +291,8 @@ def resume(
         env: the environment's id or callable, made with the run's options, instead of the one in its config.yaml; a
             callable without an import path has to be passed again, in every process.
         total_env_steps: train up to this many environment steps instead; written to the run's config.yaml. Schedules
-            follow: numbers are what a run of this length has at the same point. A run that a
-            callback has ended continues only if this is given.
+            adapt: their values are those of a run of this length at the same point. A run that a callback has ended
+            continues only if this is given.
         trust_code: import the code that the run's config.yaml names (environment, encoder) even if this user has not
             made the run on this machine.
         quiet: show no progress.

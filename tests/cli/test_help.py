@@ -71,6 +71,7 @@ def test_section_page_has_the_presets_defaults(capsys: pytest.CaptureFixture[str
         r"--policy.objective \{clip,kl\}[^(]*\(default: kl\)", " ".join(output.split())
     )  # clip is the default of ppo
     assert "--optimizer." not in output
+    assert "required" in page(["train", "ppo", "--help", "env"], capsys)  # the environment of a preset is no default
     assert "--rollout.source.kind" in page(["train", "ppo", "--help", "rollout"], capsys)  # with the sections in it
 
 

@@ -57,6 +57,9 @@ def parse(command: str, arguments: list[str], kind: type[T], page: str) -> tuple
     default, prog = kind(config=_without_pairs(base)), f"anybatch {command} {preset}"  # type: ignore[call-arg]
     asked = [rest[index + 1 : index + 2] for index, word in enumerate(rest) if word in _HELP_FLAGS]
     if asked:
+        if command == "train" and preset in PRESETS:  # --env.id is required
+            base = fields.replace(base, "env.id", tyro.MISSING)
+            default = kind(config=_without_pairs(base))  # type: ignore[call-arg]
         _print_help("".join(asked[0]), page, kind, default, prog)
     names = [word[2:].partition("=")[0] for word in rest if word.startswith("--")]
     for name in names:

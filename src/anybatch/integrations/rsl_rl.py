@@ -43,11 +43,11 @@ _UPDATES_NORMALIZERS = "update_normalization" not in PPO.process_env_step.__code
 class PPOEWMA(PPO):
     """rsl_rl's PPO with the decoupled objective, a proximal EWMA and advantage moments over iterations.
 
-    What is different is :meth:`update`: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving
-    average of the actor's weights (section 4, appendix A), which moves after each gradient step, and importance weights
-    correct for the policy that sampled. Advantages are normalised by moments over iterations (third adjustment of
-    section 4). Observation statistics are the newest ones in both policies. Recurrent actors start from the hidden
-    states that were recorded. With symmetric augmentation the average is evaluated on mirrored samples, too.
+    :meth:`update` differs: L^CLIP_decoupled of section 2 clips around an exponentially-weighted moving average of the
+    actor's weights (section 4, appendix A), which moves after each gradient step, and importance weights correct for
+    the policy that sampled. Advantages are normalised by moments over iterations (third adjustment of section 4).
+    Observation statistics are the newest ones in both policies. Recurrent actors start from the hidden states that were
+    recorded. With symmetric augmentation the average is evaluated on mirrored samples, too.
 
     With ``schedule="adaptive"`` the step size follows the KL from the proximal policy, whose age does not depend on
     the iteration, so that ``desired_kl`` means the same at every batch size; rsl_rl's PPO takes the policy that
@@ -252,13 +252,13 @@ class PPOEWMA(PPO):
         self.normalizer = AdvantageNormalizer(self.normalizer.span)
 
     def train_mode(self) -> None:
-        """Set train mode for the models, and for the average what the actor has."""
+        """Put the models in training mode, and the average in the actor's mode."""
         super().train_mode()
         if self.proximal is not None:
             self.proximal.module.train()
 
     def eval_mode(self) -> None:
-        """Set evaluation mode for the models, and for the average what the actor has."""
+        """Put the models in evaluation mode, and the average in the actor's mode."""
         super().eval_mode()
         if self.proximal is not None:
             self.proximal.module.eval()

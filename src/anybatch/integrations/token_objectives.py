@@ -55,8 +55,9 @@ _LARGEST_EXPONENT = 60.0  # exp of this is finite in fp32
 class Truncate:
     """Weights above ``above`` become ``above``.
 
-    Of theta/behav, which by default is meant (appendix B: "below 100"), a truncated sample keeps its gradient, with the
-    cap as its weight. Of prox/behav, the weight in front of the clipped ratio, it is the truncation of verl and AReaL.
+    By default theta/behav is truncated (appendix B: "below 100"): a truncated sample keeps its gradient, with the cap
+    as its weight. With ``of="proximal"`` prox/behav, the weight in front of the clipped ratio, is truncated, as in verl
+    and AReaL.
     """
 
     above: float

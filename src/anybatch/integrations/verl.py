@@ -9,8 +9,8 @@
 
 **None of them carries EWMA weights.** The proximal policy is what each trainer has in that place: in verl, SkyRL and
 slime the weights at the start of the iteration ("old" log-probabilities, recomputed by the trainer), so that its age
-follows the iteration batch; this is figure 1(b), the paper's arm "no EWMA". prime-rl has the policy that sampled alone,
-figure 1(c), unless its reference model is an average. To carry an EWMA, keep a
+follows the iteration batch. This is figure 1(b), and with fresh data the paper's ablation "no EWMA". prime-rl has only
+the policy that sampled, figure 1(c), unless its reference model is an average. To carry an EWMA, keep a
 :class:`anybatch.integrations.weight_average.WeightAverage` in the training worker, move it after each step of the
 optimiser, and compute the old log-probabilities inside ``average.applied(model)``. This was not tried with sharded
 weights.
@@ -132,8 +132,8 @@ def skyrl_policy_loss(
 ) -> Callable[..., tuple[Tensor, dict[str, float]]]:
     """A policy loss for SkyRL's ``PolicyLossRegistry``.
 
-    Clip ranges are ``eps_clip_low`` and ``eps_clip_high`` of SkyRL's configuration. SkyRL has scaled the advantages for
-    its ``loss_reduction`` before, so the loss is a sum. Leave SkyRL's ``off_policy_correction`` off: ``bound`` is it.
+    Clip ranges are ``eps_clip_low`` and ``eps_clip_high`` of SkyRL's configuration. SkyRL scales the advantages for its
+    ``loss_reduction`` beforehand, so the loss is a sum. Leave ``off_policy_correction`` off: ``bound`` replaces it.
 
     Args:
         weight: the level of prox/behav.

@@ -1,8 +1,8 @@
 """The proximal EWMA of a large model's trained weights, without a second model: in fp32, on any device.
 
-:class:`anybatch.proximal.EwmaProximal` keeps a copy of the network, which is the fastest for small ones. Here the
-average alone is kept, of the parameters that are trained (of an adapter, not of what it adapts), and takes their place
-in the model for a forward pass.
+:class:`anybatch.proximal.EwmaProximal` keeps a copy of the network, which is the fastest for small ones. Here only
+the average of the trained parameters is kept (an adapter's, not its base model's); it replaces them in the model for a
+forward pass.
 """
 
 from __future__ import annotations

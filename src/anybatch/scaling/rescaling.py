@@ -113,8 +113,8 @@ def scale(
         adam_eps: multiply Adam's epsilon by sqrt(c) if it is above the usual 1e-8.
         adaptive_step: raise ``optimizer.kl_factor`` to the power 1/c; and divide ``optimizer.kl_target`` and
             ``optimizer.kl_stop`` by c if the proximal policy is that of an iteration.
-        noise_scale: in samples: step sizes and the numbers that gradients are compared with saturate there; None takes
-            it to be far above both batches.
+        noise_scale: in samples; step sizes, ``max_grad_norm`` and ``adam_eps`` saturate there; None assumes that it is
+            far above both batches.
         epochs: "spread" multiplies ``optimizer.epoch_window`` by c where there are several epochs; "at-once" does so
             only if it is above 1, where passes are spread already.
 
