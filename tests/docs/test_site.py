@@ -102,7 +102,7 @@ def broken_markup(path: Path) -> Iterator[str]:
         if not image.startswith(("https:", "data:")) and not (path.parent / image).is_file():
             yield f"no image {image}"
     for (_, before), (around, text) in itertools.pairwise([((), ""), *page.texts]):
-        if around and around[-1] == "em" and re.search(r"[\w(]$", before):
+        if around and around[-1] == "em" and re.search(r"[\w(]\Z", before):
             yield f"an asterisk became emphasis: {text!r}"
         if "blockquote" in around:
             yield f"a doctest became a quotation: {text!r}"

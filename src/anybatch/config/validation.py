@@ -442,11 +442,6 @@ def _check_source(config: TrainConfig) -> None:
                 f"rollout.source.{name} is {getattr(source, name)}, but rollout.source.kind is {source.kind}; "
                 "set rollout.source.kind asynchronous, or leave it out"
             )
-    if source.kind == "delayed" and source.delay * config.iteration_batch >= config.total_env_steps:
-        raise ConfigError(
-            f"rollout.source.delay is {source.delay} iterations of {config.iteration_batch:,} environment steps, but "
-            f"must be shorter than total_env_steps {config.total_env_steps:,}"
-        )
     if source.deterministic and config.compile:
         raise ConfigError(
             "rollout.source.deterministic is true, but with compile the rounding of a sampling thread depends on its "
