@@ -48,7 +48,8 @@ def keep_moments(optimizer: Optimizer, group: Mapping[str, Any], before: Sequenc
     """
     if before is None or tuple(before) == tuple(group["betas"]):
         return
-    for state in (optimizer.state[x] for x in group["params"] if x in optimizer.state):
+    states = [optimizer.state[x] for x in group["params"] if x in optimizer.state]
+    for state in (x for x in states if x["step"] > 0):
         old, new = float(state["step"]), float(state["step"]) * c
         for name, was, now in zip(("exp_avg", "exp_avg_sq"), before, group["betas"], strict=True):
             state[name] = state[name] * ((1 - now**new) / (1 - was**old))

@@ -15,6 +15,7 @@ from anybatch.config.io import override, read_config_file
 from anybatch.config.schema import TrainConfig
 from anybatch.errors import CheckpointError, ConfigError
 from anybatch.grid.run_folder import train_or_resume
+from anybatch.optimizers import keep_moments
 from anybatch.presets import ppg_ewma, ppo, ppo_ewma
 from anybatch.runs import checkpoint
 from anybatch.runs.build import build
@@ -168,6 +169,9 @@ def test_other_betas_at_the_same_batch_do_not_make_the_first_steps_longer(
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     adam = torch.optim.Adam([weight], lr=1.0, betas=betas, eps=0.0)
     old = torch.optim.Adam([torch.nn.Parameter(weight.detach().clone())], lr=1.0, betas=(0.9, 0.999), eps=0.0)
+    adam.state[weight] = {name: torch.zeros(1) for name in ("step", "exp_avg", "exp_avg_sq")}
+    keep_moments(adam, adam.param_groups[0], (0.9, 0.999))  # before the first step there is no bias
+    assert not any(float(x) for x in adam.state[weight].values())
     for optimizer, steps in ((old, 100), (adam, 3)):
         if optimizer is adam:
             _load_optimizer(adam, old.state_dict(), 1.0)

@@ -72,6 +72,5 @@ def follow_epochs(
     if "optimizer.policy_epochs" not in given or "policy.center_of_mass" in given:
         return base, config
     center = preset(policy_epochs=config.optimizer.policy_epochs).policy.center_of_mass
-    return fields.replace(base, "policy.center_of_mass", center), fields.replace(
-        config, "policy.center_of_mass", center
-    )
+    base, config = (fields.replace(x, "policy.center_of_mass", center) for x in (base, config))
+    return base, config
