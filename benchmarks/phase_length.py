@@ -13,7 +13,7 @@ from pathlib import Path
 
 from anybatch.reproduce.finals import ablation_effect, normalized_curves
 from anybatch.reproduce.results import read_results
-from anybatch.reproduce.statistics import mean_difference, student_quantile, van_elteren
+from anybatch.reproduce.statistics import mean_difference, van_elteren
 from anybatch.reproduce.suites.laptop import laptop
 from anybatch.reproduce.tables import interval, markdown, p_value
 
@@ -32,9 +32,8 @@ def main() -> None:
     for label, part in parts.items():
         a, b = (curves[:, part].mean(1, keepdims=True) for curves in (constant, adjusted))
         gap, z = mean_difference(a, b), van_elteren(a, b).z
-        half = student_quantile(0.975, gap.freedom) * gap.error
         p = p_value(math.erfc(abs(z) / math.sqrt(2)))
-        bounds = interval(gap.size - half, gap.size + half)
+        bounds = interval(*gap.interval(0.95))
         rows.append([label, f"{b.mean():.3f}", f"{a.mean():.3f}", f"{gap.size:+.3f}", bounds, f"{z:.2f}", p])
     print(markdown(["return", "adjusted", "not adjusted", "difference", "95% interval", "Z", "two-sided p"], rows))
     failed, kept = ((curves[:, -suite.final_points :].mean(1) < FAILED).sum() for curves in (constant, adjusted))

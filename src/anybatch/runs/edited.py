@@ -36,13 +36,12 @@ def other_distributions(before: TrainConfig, config: TrainConfig) -> list[str]:
     return sentences
 
 
-def edits_of_policy(content: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """:func:`other_distributions` since a checkpoint; nothing for one without a configuration that can be read."""
-    if not isinstance(content, Mapping) or "config" not in content:
-        return []
-    with contextlib.suppress(ConfigError):  # it has fields of another version
-        return other_distributions(from_dict(content["config"]), config)
-    return []
+def written_with(content: Mapping[str, Any], config: TrainConfig) -> TrainConfig:
+    """The configuration of a checkpoint; ``config`` for one without a configuration that can be read."""
+    if isinstance(content, Mapping) and "config" in content:
+        with contextlib.suppress(ConfigError):  # it has fields of another version
+            return from_dict(content["config"])
+    return config
 
 
 def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> list[str]:
@@ -52,22 +51,16 @@ def differences(content: Mapping[str, Any], config: TrainConfig, seed: int) -> l
         CheckpointError: the optimiser is of another kind, whose state does not fit.
     """
     changed = [] if content["seed"] == seed else [f"seed was {content['seed']} and is now {seed}"]
-    sentences = []
-    if "config" in content:
-        try:
-            before = from_dict(content["config"])
-        except ConfigError:  # it has fields of another version
-            before = config
-        pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
-        changed += [f"{name} was {shown(a)} and is now {shown(b)}" for name, (a, b) in pairs.items() if a != b]
-        if before.optimizer.kind != config.optimizer.kind:
-            raise CheckpointError(
-                f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
-                f"{config.optimizer.kind} in config.yaml, but the optimiser's state cannot be converted: change it back"
-            )
-    if changed:
-        sentences.append(f"config.yaml was edited after the checkpoint: {'; '.join(changed)}")
-    sentences += edits_of_policy(content, config)
+    before = written_with(content, config)
+    pairs = {name: (fields.get(before, name), fields.get(config, name)) for name in fields.names()}
+    changed += [f"{name} was {shown(a)} and is now {shown(b)}" for name, (a, b) in pairs.items() if a != b]
+    if before.optimizer.kind != config.optimizer.kind:
+        raise CheckpointError(
+            f"optimizer.kind was {before.optimizer.kind} when the checkpoint was written and is "
+            f"{config.optimizer.kind} in config.yaml, but the optimiser's state cannot be converted: change it back"
+        )
+    sentences = [f"config.yaml was edited after the checkpoint: {'; '.join(changed)}"] if changed else []
+    sentences += other_distributions(before, config)
     if content.get("version", __version__) != __version__:
         sentences.append(f"the checkpoint was written by anybatch {content['version']}, but this is {__version__}")
     threads = torch.get_num_threads()

@@ -26,7 +26,7 @@ from anybatch.errors import CheckpointError, ConfigError, DivergenceError, shown
 from anybatch.models.agent import Agent, build_agent
 from anybatch.models.precision import resolve_device, resolve_precision
 from anybatch.runs import checkpoint
-from anybatch.runs.edited import edits_of_policy
+from anybatch.runs.edited import other_distributions, written_with
 from anybatch.runs.files import BEST, CHECKPOINTS, CONFIG
 from anybatch.runs.folder import encoder_of_this_program, read_config
 from anybatch.runs.owned import checked_folder
@@ -204,7 +204,7 @@ def load_policy(
     content, passed_over = (_best(folder), []) if best else checkpoint.load_newest(folder / CHECKPOINTS)
     for sentence in passed_over:
         warnings.warn(f"{sentence}; using the previous checkpoint", stacklevel=2)
-    for sentence in edits_of_policy(content, config):
+    for sentence in other_distributions(written_with(content, config), config):
         warnings.warn(sentence, stacklevel=2)
     with checkpoint.must_fit(run_dir):
         state = content["state"]
